@@ -1,0 +1,14 @@
+//! The store: what is durable. [`Writer`] and [`Reader`] are the seam; [`sqlite`] is its embedded form.
+
+use bowline_delivery::persist::{Batch, Found, Outcome, Query};
+
+/// The one writer of a store: group commit, one batch a transaction.
+pub trait Writer: Send {
+    /// Carries out one transaction. When it answers `Committed`, the batch is on disk.
+    fn commit(&mut self, batch: &Batch) -> Outcome;
+}
+
+/// Reads beside the writer; sees everything that was committed before the call.
+pub trait Reader: Send {
+    fn read(&mut self, query: &Query) -> Found;
+}
