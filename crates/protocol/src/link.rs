@@ -81,6 +81,15 @@ pub enum SameDevice {
     Allow,
 }
 
+/// What coordination says to a login.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claim {
+    /// The route is this connection's; these connections of the same device end.
+    Won { ended: Vec<ConnRef> },
+    /// Refused: the device is connected elsewhere, or a newer login holds the route.
+    InUse,
+}
+
 /// Router → gateways and API of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Downlink {
