@@ -10,13 +10,17 @@ use crate::{
     forbidden, groups,
     ingest::conflict,
     limits,
-    persist::{Batch, Fence, LedgerDelta, Message, OutboxEvent, Outcome, Query, Receipt, Refused, Write, partition_of},
+    persist::{
+        Batch, Fence, LedgerDelta, Message, OutboxEvent, Outcome, Query, Receipt, Refused, Write,
+        partition_of,
+    },
     reads::{Deferred, ReadPurpose},
     timers::Timer,
     unavailable,
 };
 use bowline_protocol::{
-    Body, ConversationId, DeviceId, ErrorCode, MessageId, Millis, Seq, UserId, error::Refusal, ids::DeviceClass,
+    Body, ConversationId, DeviceId, ErrorCode, MessageId, Millis, Seq, UserId, error::Refusal,
+    ids::DeviceClass,
 };
 use bytes::Bytes;
 use std::{collections::HashMap, sync::Arc};
@@ -40,9 +44,22 @@ pub(crate) enum Entry {
     Message(Box<Incoming>),
     Create(Box<groups::CreateEntry>),
     Change(Box<groups::ChangeEntry>),
-    Clear { asker: Asker, user: UserId, conversation: ConversationId },
-    PutDevice { user: UserId, device: DeviceId, class: Option<DeviceClass>, at: Millis },
-    ForgetDevice { asker: Option<Asker>, user: UserId, device: DeviceId },
+    Clear {
+        asker: Asker,
+        user: UserId,
+        conversation: ConversationId,
+    },
+    PutDevice {
+        user: UserId,
+        device: DeviceId,
+        class: Option<DeviceClass>,
+        at: Millis,
+    },
+    ForgetDevice {
+        asker: Option<Asker>,
+        user: UserId,
+        device: DeviceId,
+    },
     /// Carried out once everything before it is decided, so that a reader sees its own writes.
     Read(Box<ReadPurpose>),
 }
@@ -218,15 +235,37 @@ impl Core {
 
     /// `msg.recv` or `msg.read`.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn on_position(&mut self, asker: Asker, user: UserId, device: DeviceId, text: &str, seq: Seq, read: bool, now: Now) {
+    pub(crate) fn on_position(
+        &mut self,
+        asker: Asker,
+        user: UserId,
+        device: DeviceId,
+        text: &str,
+        seq: Seq,
+        read: bool,
+        now: Now,
+    ) {
         let Some(id) = named_by(&user, text) else {
             return self.refuse(&asker, forbidden(text));
         };
-        self.with_conversation(&id, Deferred::Position { asker, user, device, seq, read, conversation: id.clone() }, now);
+        self.with_conversation(
+            &id,
+            Deferred::Position { asker, user, device, seq, read, conversation: id.clone() },
+            now,
+        );
     }
 
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn on_position_ready(&mut self, asker: Asker, user: UserId, device: DeviceId, id: ConversationId, seq: Seq, read: bool, now: Now) {
+    pub(crate) fn on_position_ready(
+        &mut self,
+        asker: Asker,
+        user: UserId,
+        device: DeviceId,
+        id: ConversationId,
+        seq: Seq,
+        read: bool,
+        now: Now,
+    ) {
         let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { return };
         let Some(member) = conversation.members.get(&user) else {
             return self.refuse(&asker, forbidden(&id));
@@ -284,7 +323,8 @@ impl Core {
             order: Vec::new(),
         };
         let resting = now.mono < self.store_rest_until;
-        let (moved, positions) = if resting { Default::default() } else { self.stage_positions(&mut forming, now) };
+        let (moved, positions) =
+            if resting { Default::default() } else { self.stage_positions(&mut forming, now) };
         let mut in_flight = InFlight {
             items: Vec::new(),
             moved,
@@ -308,11 +348,19 @@ impl Core {
                 Entry::Clear { user, conversation, .. } => self.stage_clear(&mut forming, user, conversation),
                 Entry::PutDevice { user, device, class, at } => {
                     let (user, device) = (user.clone(), device.clone());
-                    forming.batch.writes.push(Write::PutDevice { user, device, class: *class, last_seen: *at });
+                    forming.batch.writes.push(Write::PutDevice {
+                        user,
+                        device,
+                        class: *class,
+                        last_seen: *at,
+                    });
                     Effect::Nothing
                 }
                 Entry::ForgetDevice { user, device, .. } => {
-                    forming.batch.writes.push(Write::ForgetDevice { user: user.clone(), device: device.clone() });
+                    forming
+                        .batch
+                        .writes
+                        .push(Write::ForgetDevice { user: user.clone(), device: device.clone() });
                     Effect::Nothing
                 }
                 Entry::Read(_) => Effect::Nothing,
@@ -417,7 +465,11 @@ impl Core {
     /// Stages positions that can be: their conversation is in memory, the user's devices are known, and so are
     /// the senders of what lies between. For the others it asks.
     #[allow(clippy::type_complexity)]
-    fn stage_positions(&mut self, forming: &mut Forming, now: Now) -> (Vec<Moved>, Vec<((ConversationId, UserId), Vec<PendingPosition>)>) {
+    fn stage_positions(
+        &mut self,
+        forming: &mut Forming,
+        now: Now,
+    ) -> (Vec<Moved>, Vec<((ConversationId, UserId), Vec<PendingPosition>)>) {
         let (mut moved, mut taken, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.position_order.len().min(limits::POSITIONS_PER_BATCH_MAX) {
             let Some(key) = self.position_order.pop_front() else { break };
@@ -435,7 +487,10 @@ impl Core {
                 if !self.users.contains_key(user) && !pending.iter().any(|p| p.asked) {
                     pending[0].asked = true;
                     let (conversation, user) = (id.clone(), user.clone());
-                    self.read(Query::Devices { user: user.clone() }, ReadPurpose::Known { conversation, user });
+                    self.read(
+                        Query::Devices { user: user.clone() },
+                        ReadPurpose::Known { conversation, user },
+                    );
                 }
                 kept.push((key, pending));
                 continue;
@@ -456,12 +511,16 @@ impl Core {
                 if !pending.iter().any(|p| p.asked) {
                     pending[0].asked = true;
                     let query = Query::Senders { conversation: id.clone(), user: user.clone(), from, to };
-                    self.read(query, ReadPurpose::Senders { conversation: id.clone(), user: user.clone(), from, to });
+                    self.read(
+                        query,
+                        ReadPurpose::Senders { conversation: id.clone(), user: user.clone(), from, to },
+                    );
                 }
                 kept.push((key, pending));
                 continue;
             }
-            forming.batch.ledger.delivered += member.waiting(conversation.last) - next.waiting(conversation.last);
+            forming.batch.ledger.delivered +=
+                member.waiting(conversation.last) - next.waiting(conversation.last);
             forming.fence(id);
             forming.stage(id, conversation).put_member(user, Some(next));
             for (position, (delivered, read)) in pending.iter().zip(news) {
@@ -497,7 +556,13 @@ impl Core {
     }
 
     /// The store told who sent what in a range.
-    pub(crate) fn on_senders(&mut self, conversation: ConversationId, user: UserId, range: (Seq, Seq), found: Option<Senders>) {
+    pub(crate) fn on_senders(
+        &mut self,
+        conversation: ConversationId,
+        user: UserId,
+        range: (Seq, Seq),
+        found: Option<Senders>,
+    ) {
         if let Some(pending) = self.positions.get_mut(&(conversation, user)) {
             for position in pending.iter_mut() {
                 position.asked = false;
@@ -509,7 +574,12 @@ impl Core {
     }
 
     /// The store told which devices a user has that is not connected any more.
-    pub(crate) fn on_known(&mut self, conversation: ConversationId, user: UserId, found: Option<Arc<[DeviceId]>>) {
+    pub(crate) fn on_known(
+        &mut self,
+        conversation: ConversationId,
+        user: UserId,
+        found: Option<Arc<[DeviceId]>>,
+    ) {
         for position in self.positions.get_mut(&(conversation, user)).into_iter().flatten() {
             position.asked = false;
             position.known = found.clone();
@@ -571,13 +641,16 @@ impl Core {
                 if let (Entry::Message(incoming), Effect::Stored { seq, ts }) = (&item.entry, &item.effect)
                     && incoming.conversation == *id
                 {
-                    conversation.tail.push(*seq, TailEntry {
-                        id: incoming.id.clone(),
-                        from: incoming.user.clone(),
-                        device: incoming.device.clone(),
-                        ts: *ts,
-                        body: Some(incoming.body.clone()),
-                    });
+                    conversation.tail.push(
+                        *seq,
+                        TailEntry {
+                            id: incoming.id.clone(),
+                            from: incoming.user.clone(),
+                            device: incoming.device.clone(),
+                            ts: *ts,
+                            body: Some(incoming.body.clone()),
+                        },
+                    );
                 }
             }
         }
@@ -659,7 +732,10 @@ impl Core {
             match (verdicts.remove(&index), item.entry) {
                 (Some(Refused::Duplicate(receipt)), Entry::Message(incoming)) => {
                     self.release_pending_id(&incoming.conversation);
-                    if receipt.seq == 0 || receipt.conversation != incoming.conversation || receipt.hash != incoming.hash {
+                    if receipt.seq == 0
+                        || receipt.conversation != incoming.conversation
+                        || receipt.hash != incoming.hash
+                    {
                         self.refuse_incoming(&incoming, conflict(&incoming.id));
                         continue;
                     }
@@ -692,6 +768,9 @@ impl Core {
     /// Somebody else wrote to this conversation: forget what is known of it, and take what waits for it out of
     /// the queue until it is loaded again.
     fn reload(&mut self, id: &ConversationId, now: Now) {
+        if matches!(self.conversations.get(id), Some(Slot::Loading(_))) {
+            return;
+        }
         self.conversations.remove(id);
         let (mut waiting, mut rest) = (Vec::new(), std::collections::VecDeque::new());
         for entry in self.queue.drain(..) {
@@ -747,9 +826,16 @@ impl Core {
 type News = (Option<(Seq, Vec<UserId>)>, Option<(Seq, Vec<UserId>)>);
 
 /// Moves a member's positions as one device says, or names the range whose senders must be asked of the store.
-fn plan_move(conversation: &Conversation, member: &mut Member, user: &UserId, position: &PendingPosition, known: &[DeviceId]) -> Result<News, (Seq, Seq)> {
+fn plan_move(
+    conversation: &Conversation,
+    member: &mut Member,
+    user: &UserId,
+    position: &PendingPosition,
+    known: &[DeviceId],
+) -> Result<News, (Seq, Seq)> {
     let senders = |from: Seq, to: Seq| {
-        let looked_up = position.looked_up.iter().find(|(f, t, _)| (*f, *t) == (from, to)).map(|(.., s)| s.clone());
+        let looked_up =
+            position.looked_up.iter().find(|(f, t, _)| (*f, *t) == (from, to)).map(|(.., s)| s.clone());
         conversation.tail.senders(user, from, to).or(looked_up).ok_or((from, to))
     };
     // A device has its own messages without being sent them.

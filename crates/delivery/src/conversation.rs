@@ -29,13 +29,16 @@ impl Conversation {
         members.extend(state.members);
         let mut tail = Tail::new(state.last);
         for message in state.tail {
-            tail.push_front_of_load(message.seq, TailEntry {
-                id: message.id,
-                from: message.from,
-                device: message.device,
-                ts: message.ts,
-                body: Some(message.body),
-            });
+            tail.push_front_of_load(
+                message.seq,
+                TailEntry {
+                    id: message.id,
+                    from: message.from,
+                    device: message.device,
+                    ts: message.ts,
+                    body: Some(message.body),
+                },
+            );
         }
         Self {
             exists: true,
@@ -286,7 +289,16 @@ mod tests {
         let (a, b) = (UserId::trusted("a"), UserId::trusted("b"));
         let mut tail = Tail::new(10);
         for (seq, from) in [(11, &a), (12, &b), (13, &a)] {
-            tail.push(seq, TailEntry { id: MessageId::trusted("m"), from: from.clone(), device: None, ts: 0, body: None });
+            tail.push(
+                seq,
+                TailEntry {
+                    id: MessageId::trusted("m"),
+                    from: from.clone(),
+                    device: None,
+                    ts: 0,
+                    body: None,
+                },
+            );
         }
         assert_eq!(tail.first(), 11);
         assert_eq!(tail.senders(&a, 11, 13), Some(Senders { own: 2, others: vec![b.clone()] }));

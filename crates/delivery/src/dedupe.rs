@@ -56,11 +56,19 @@ impl Dedupe {
         xxh3_128_with_seed(&text, self.seed)
     }
 
-    pub fn on_sent(&mut self, sender: &UserId, id: &MessageId, conversation: &ConversationId, hash: u128, asker: &Asker) -> Known {
+    pub fn on_sent(
+        &mut self,
+        sender: &UserId,
+        id: &MessageId,
+        conversation: &ConversationId,
+        hash: u128,
+        asker: &Asker,
+    ) -> Known {
         let key = self.key(sender, id);
         match self.entries.get_mut(&key) {
             None => {
-                let entry = Entry::Pending { conversation: conversation.clone(), hash, waiters: SmallVec::new() };
+                let entry =
+                    Entry::Pending { conversation: conversation.clone(), hash, waiters: SmallVec::new() };
                 self.entries.insert(key, entry);
                 Known::New
             }

@@ -86,7 +86,14 @@ impl Core {
     }
 
     /// A device says what it has: its repeats end there.
-    pub(crate) fn on_device_has(&mut self, user: &UserId, device: &DeviceId, conversation: &ConversationId, seq: Seq, now: Now) {
+    pub(crate) fn on_device_has(
+        &mut self,
+        user: &UserId,
+        device: &DeviceId,
+        conversation: &ConversationId,
+        seq: Seq,
+        now: Now,
+    ) {
         let Some(device) = self.users.get_mut(user).and_then(|u| u.device_mut(device)) else { return };
         device.announced.retain(|(c, last)| c != conversation || *last > seq);
         if let Some(flight) = device.flights.iter_mut().find(|f| f.conversation == *conversation) {
@@ -94,7 +101,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn on_flight_timer(&mut self, user_id: UserId, device_id: DeviceId, conversation: ConversationId, now: Now) {
+    pub(crate) fn on_flight_timer(
+        &mut self,
+        user_id: UserId,
+        device_id: DeviceId,
+        conversation: ConversationId,
+        now: Now,
+    ) {
         let (timeout, repeats_max) = (self.config.ack_timeout_ms, self.config.max_redeliveries);
         let Some(user) = self.users.get_mut(&user_id) else { return };
         let Some(device) = user.device_mut(&device_id) else { return };
@@ -131,7 +144,8 @@ impl Core {
         let mut frames = Vec::new();
         for seq in repeat.from..=repeat.to {
             match conversation.tail.entry(seq) {
-                Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {}
+                Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {
+                }
                 Some(entry) => match &entry.body {
                     Some(body) => frames.push(again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)),
                     None => return self.read_repeat(repeat),
@@ -158,10 +172,13 @@ impl Core {
     pub(crate) fn on_repeat_found(&mut self, mut repeat: Repeat, messages: Vec<Message>) {
         let Some(last) = messages.last().map(|m| m.seq) else { return };
         let own = |m: &Message| m.from == repeat.user && m.device.as_ref() == Some(&repeat.device);
-        let frames = messages.iter().filter(|m| !own(m)).map(|m| again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body));
+        let frames =
+            messages.iter().filter(|m| !own(m)).map(|m| again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body));
         let frames: Vec<Frame> = frames.collect();
         self.push_again(&repeat, frames);
-        if last < repeat.to && self.users.get(&repeat.user).is_some_and(|u| u.device(&repeat.device).is_some()) {
+        if last < repeat.to
+            && self.users.get(&repeat.user).is_some_and(|u| u.device(&repeat.device).is_some())
+        {
             repeat.from = last + 1;
             self.read_repeat(repeat);
         }
@@ -169,7 +186,9 @@ impl Core {
 
     fn push_again(&mut self, repeat: &Repeat, frames: Vec<Frame>) {
         // Removed, or cleared, or received meanwhile: then it is not wanted any more.
-        let Some(device) = self.users.get(&repeat.user).and_then(|u| u.device(&repeat.device)) else { return };
+        let Some(device) = self.users.get(&repeat.user).and_then(|u| u.device(&repeat.device)) else {
+            return;
+        };
         if !device.flights.iter().any(|f| f.conversation == repeat.conversation && !f.is_empty()) {
             return;
         }
@@ -208,7 +227,9 @@ impl Core {
                 let mut keys = Vec::new();
                 if kind == ReceiptKind::Read {
                     let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
-                    keys.extend(devices.iter().filter(|d| d.id != device).flat_map(|d| d.conns.iter().copied()));
+                    keys.extend(
+                        devices.iter().filter(|d| d.id != device).flat_map(|d| d.conns.iter().copied()),
+                    );
                 }
                 if named {
                     keys.extend(self.conns_of(&senders));
@@ -232,9 +253,15 @@ impl Core {
                 ReceiptKind::Read => m.read >= seq,
             });
             let count = there.count() as u32;
-            let frame =
-                ServerFrame::MsgReceipt { conversation_id: &id, seq, user_id: None, count: Some(count), kind, ts: now.wall }
-                    .encode();
+            let frame = ServerFrame::MsgReceipt {
+                conversation_id: &id,
+                seq,
+                user_id: None,
+                count: Some(count),
+                kind,
+                ts: now.wall,
+            }
+            .encode();
             let keys = self.conns_of(&senders);
             self.counters.receipts += keys.len() as u64;
             self.broadcast(&keys, &frame);

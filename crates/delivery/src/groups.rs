@@ -90,7 +90,14 @@ impl Core {
             return self.refuse(&asker, Refusal::new(code, message));
         }
         let conversation = ConversationId::group(&group_id);
-        let entry = Box::new(CreateEntry { asker, conversation: conversation.clone(), name, meta, members: roles, by });
+        let entry = Box::new(CreateEntry {
+            asker,
+            conversation: conversation.clone(),
+            name,
+            meta,
+            members: roles,
+            by,
+        });
         if chosen {
             self.on_create_ready(entry);
         } else {
@@ -110,7 +117,8 @@ impl Core {
             let message = format!("group {id} exists already");
             return Effect::Refuse(Refusal::new(ErrorCode::Conflict, message));
         }
-        let members: Vec<_> = entry.members.iter().map(|(u, role)| (u.clone(), new_member(*role, 1))).collect();
+        let members: Vec<_> =
+            entry.members.iter().map(|(u, role)| (u.clone(), new_member(*role, 1))).collect();
         let mut staged = Staged {
             last_ts: now.wall,
             exists: true,
@@ -135,7 +143,15 @@ impl Core {
         let to: Vec<UserId> = entry.members.iter().map(|(user, _)| user.clone()).collect();
         let users = if to.len() <= frame::GROUP_CHANGE_USERS_MAX { to.clone() } else { Vec::new() };
         let (conversation, by) = (id.clone(), entry.by.clone());
-        Effect::Changed(Announcement { conversation, change: frame::Change::Created, by, users, name, meta, to })
+        Effect::Changed(Announcement {
+            conversation,
+            change: frame::Change::Created,
+            by,
+            users,
+            name,
+            meta,
+            to,
+        })
     }
 
     /// A member's request about a group.
@@ -150,7 +166,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn on_group_change(&mut self, asker: Asker, by: Option<UserId>, id: ConversationId, change: Change, now: Now) {
+    pub(crate) fn on_group_change(
+        &mut self,
+        asker: Asker,
+        by: Option<UserId>,
+        id: ConversationId,
+        change: Change,
+        now: Now,
+    ) {
         let entry = ChangeEntry { asker, conversation: id.clone(), by, change };
         self.with_conversation(&id, Deferred::Entry(Box::new(Entry::Change(Box::new(entry)))), now);
     }
@@ -183,7 +206,14 @@ impl Core {
     }
 
     /// Stages a change that is allowed; `users` are those whom it touches.
-    fn carry_out(&self, forming: &mut Forming, entry: &ChangeEntry, conversation: &Conversation, change: frame::Change, users: Vec<UserId>) -> Effect {
+    fn carry_out(
+        &self,
+        forming: &mut Forming,
+        entry: &ChangeEntry,
+        conversation: &Conversation,
+        change: frame::Change,
+        users: Vec<UserId>,
+    ) -> Effect {
         let id = &entry.conversation;
         let mut ledger = forming.batch.ledger;
         let staged = forming.stage(id, conversation);
@@ -227,7 +257,11 @@ impl Core {
                 (announcement.name, announcement.meta) = (name.clone(), meta.clone());
                 staged.name = name.clone().map(Some).or(staged.name.take());
                 staged.meta = meta.clone().map(Some).or(staged.meta.take());
-                writes.push(Write::RenameConversation { conversation: id.clone(), name: name.clone(), meta: meta.clone() });
+                writes.push(Write::RenameConversation {
+                    conversation: id.clone(),
+                    name: name.clone(),
+                    meta: meta.clone(),
+                });
             }
             Change::Delete => {
                 for user in &announcement.to {
@@ -292,10 +326,19 @@ impl Core {
 
 /// Is this change allowed, and whom does it touch? `None` when nothing is to be done.
 #[allow(clippy::type_complexity)]
-fn plan_change(entry: &ChangeEntry, role: Role, staged: &Staged, conversation: &Conversation, members_max: usize) -> Result<Option<(frame::Change, Vec<UserId>)>, Refusal> {
+fn plan_change(
+    entry: &ChangeEntry,
+    role: Role,
+    staged: &Staged,
+    conversation: &Conversation,
+    members_max: usize,
+) -> Result<Option<(frame::Change, Vec<UserId>)>, Refusal> {
     let id = &entry.conversation;
-    let not_allowed = |who: &str| Refusal::new(ErrorCode::Forbidden, format!("only {who} may do this in {id}"));
-    if matches!(entry.change, Change::Add(_) | Change::Remove(_) | Change::Rename { .. }) && role == Role::Member {
+    let not_allowed =
+        |who: &str| Refusal::new(ErrorCode::Forbidden, format!("only {who} may do this in {id}"));
+    if matches!(entry.change, Change::Add(_) | Change::Remove(_) | Change::Rename { .. })
+        && role == Role::Member
+    {
         return Err(not_allowed("the owner and admins"));
     }
     let is_member = |user: &UserId| staged.member(user, conversation).is_some();
@@ -315,7 +358,8 @@ fn plan_change(entry: &ChangeEntry, role: Role, staged: &Staged, conversation: &
             let mut old: Vec<UserId> = users.iter().filter(|user| is_member(user)).cloned().collect();
             old.sort();
             old.dedup();
-            let above = |user: &UserId| staged.member(user, conversation).is_some_and(|m| m.role != Role::Member);
+            let above =
+                |user: &UserId| staged.member(user, conversation).is_some_and(|m| m.role != Role::Member);
             let himself = |user: &UserId| entry.by.as_ref() == Some(user);
             if role != Role::Owner && old.iter().any(|user| above(user) && !himself(user)) {
                 return Err(not_allowed("the owner"));
@@ -326,7 +370,11 @@ fn plan_change(entry: &ChangeEntry, role: Role, staged: &Staged, conversation: &
             (!old.is_empty()).then_some((frame::Change::MemberRemoved, old))
         }
         Change::Role(user, _) if role != Role::Owner => {
-            return Err(not_allowed(if entry.by.as_ref() == Some(user) { "somebody else, the owner," } else { "the owner" }));
+            return Err(not_allowed(if entry.by.as_ref() == Some(user) {
+                "somebody else, the owner,"
+            } else {
+                "the owner"
+            }));
         }
         Change::Role(user, to) => match staged.member(user, conversation) {
             None => return Err(Refusal::new(ErrorCode::NotFound, format!("{user} is no member of {id}"))),

@@ -27,7 +27,14 @@ impl Core {
         Some(Query::Waiting { user: conn.user.clone(), device: conn.device.clone() })
     }
 
-    pub(crate) fn on_waiting(&mut self, key: ConnKey, login: u64, devices: Vec<Device>, waiting: Vec<Waiting>, now: Now) {
+    pub(crate) fn on_waiting(
+        &mut self,
+        key: ConnKey,
+        login: u64,
+        devices: Vec<Device>,
+        waiting: Vec<Waiting>,
+        now: Now,
+    ) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
             conn.sync = Some(Box::default());
@@ -40,13 +47,20 @@ impl Core {
         let mut notices = Vec::new();
         for row in waiting {
             let Waiting { conversation, first, mut last, position, mut unread } = row;
-            if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min() {
-                let covered = |h: &&crate::users::Held| h.conversation == conversation && h.seq <= last && !h.own;
+            if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min()
+            {
+                let covered =
+                    |h: &&crate::users::Held| h.conversation == conversation && h.seq <= last && !h.own;
                 unread = unread.saturating_sub(held.iter().filter(covered).count() as u64);
                 last = last.min(pushed - 1);
             }
             if last > position {
-                notices.push(Notice { conversation_id: conversation, last_seq: last, first_seq: first, unread });
+                notices.push(Notice {
+                    conversation_id: conversation,
+                    last_seq: last,
+                    first_seq: first,
+                    unread,
+                });
             }
         }
         let pages = notices.chunks(limits::NOTICES_PER_PAGE);
@@ -58,7 +72,9 @@ impl Core {
         }
 
         let timeout = self.config.ack_timeout_ms;
-        let Some(device) = self.users.get_mut(&user_id).and_then(|u| u.device_mut(&device_id)) else { return };
+        let Some(device) = self.users.get_mut(&user_id).and_then(|u| u.device_mut(&device_id)) else {
+            return;
+        };
         for notice in notices {
             device.announced.retain(|(c, _)| *c != notice.conversation_id);
             device.announced.push((notice.conversation_id, notice.last_seq));
@@ -92,7 +108,9 @@ impl Core {
         if is_new {
             devices.sort_by_key(|d| d.last_seen);
             while devices.len() >= limits::DEVICES_PER_USER_MAX {
-                let Some(index) = devices.iter().position(|d| user.device(&d.device).is_none()) else { break };
+                let Some(index) = devices.iter().position(|d| user.device(&d.device).is_none()) else {
+                    break;
+                };
                 forgotten.push(devices.remove(index).device);
             }
         }
@@ -138,7 +156,9 @@ impl Core {
             .conversations
             .iter()
             .filter_map(|(id, slot)| match slot {
-                Slot::Ready(conversation) if conversation.pending == 0 => Some((conversation.touched, id.clone())),
+                Slot::Ready(conversation) if conversation.pending == 0 => {
+                    Some((conversation.touched, id.clone()))
+                }
                 _ => None,
             })
             .collect();

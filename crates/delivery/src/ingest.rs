@@ -76,7 +76,11 @@ impl Core {
             target: SendTarget::Conversation(incoming.conversation.as_str().into()),
             body: incoming.body.clone(),
         });
-        self.actions.push(Action::AskVerdict { ticket, message, conversation: incoming.conversation.clone() });
+        self.actions.push(Action::AskVerdict {
+            ticket,
+            message,
+            conversation: incoming.conversation.clone(),
+        });
         self.lanes.entry(lane_key).or_default().0.push_back(Waiting { ticket, incoming, verdict: None });
     }
 
@@ -134,7 +138,8 @@ impl Core {
                 self.answer_api(node, request_id, answer);
             }
             crate::Origin::Conn { .. } => {
-                let frame = ServerFrame::MsgAck { id, conversation_id: conversation, seq: *seq, ts: *ts }.encode();
+                let frame =
+                    ServerFrame::MsgAck { id, conversation_id: conversation, seq: *seq, ts: *ts }.encode();
                 self.answer_frame(asker, frame);
             }
         }
@@ -142,6 +147,7 @@ impl Core {
 }
 
 pub(crate) fn conflict(id: &MessageId) -> Refusal {
-    let message = format!("message id {id:?} was used for another message; every message needs an id of its own");
+    let message =
+        format!("message id {id:?} was used for another message; every message needs an id of its own");
     Refusal::new(ErrorCode::Conflict, message)
 }

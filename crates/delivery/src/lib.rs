@@ -72,15 +72,30 @@ pub struct Config {
 pub enum Event {
     Uplink(Uplink),
     /// Answer to [`Action::Claim`].
-    Claimed { conn: ConnRef, open: Box<Open>, claim: Claim },
+    Claimed {
+        conn: ConnRef,
+        open: Box<Open>,
+        claim: Claim,
+    },
     /// Answer to [`Action::LookUp`].
-    LookedUp { conn: ConnRef, here: bool, no: u64, event: Box<Down> },
+    LookedUp {
+        conn: ConnRef,
+        here: bool,
+        no: u64,
+        event: Box<Down>,
+    },
     /// Answer to [`Action::Commit`].
     Outcome(Outcome),
     /// Answer to [`Action::Read`].
-    Found { read: u64, found: Found },
+    Found {
+        read: u64,
+        found: Found,
+    },
     /// Answer to [`Action::AskVerdict`].
-    Verdict { ticket: u64, verdict: Verdict },
+    Verdict {
+        ticket: u64,
+        verdict: Verdict,
+    },
 }
 
 /// May this message be stored?
@@ -95,14 +110,32 @@ pub enum Action {
     Send(Downlink),
     /// One transaction; the next one comes after its outcome.
     Commit(Box<Batch>),
-    Read { read: u64, query: Query },
+    Read {
+        read: u64,
+        query: Query,
+    },
     /// Take the route of a device for this connection, by login time.
-    Claim { conn: ConnRef, open: Box<Open> },
+    Claim {
+        conn: ConnRef,
+        open: Box<Open>,
+    },
     /// Give the route up, if it still is this connection's.
-    Release { conn: ConnRef, user: UserId },
+    Release {
+        conn: ConnRef,
+        user: UserId,
+    },
     /// "Not here" was answered: is this connection's route still valid?
-    LookUp { conn: ConnRef, user: UserId, no: u64, event: Box<Down> },
-    AskVerdict { ticket: u64, message: Box<bowline_protocol::link::Send>, conversation: ConversationId },
+    LookUp {
+        conn: ConnRef,
+        user: UserId,
+        no: u64,
+        event: Box<Down>,
+    },
+    AskVerdict {
+        ticket: u64,
+        message: Box<bowline_protocol::link::Send>,
+        conversation: ConversationId,
+    },
 }
 
 /// Who is to be answered: a frame of a connection, or a request of the API.
@@ -138,6 +171,8 @@ pub struct Core {
     hasher: ahash::RandomState,
     nodes: Nodes,
     conns: HashMap<ConnKey, Conn, ahash::RandomState>,
+    /// Connections whose route is being claimed.
+    opening: HashMap<ConnKey, Opening, ahash::RandomState>,
     users: HashMap<UserId, User, ahash::RandomState>,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
@@ -157,6 +192,11 @@ pub struct Core {
     actions: Vec<Action>,
 }
 
+struct Opening {
+    login: u64,
+    is_closed: bool,
+}
+
 pub(crate) enum Slot {
     Loading(Vec<Deferred>),
     Ready(Box<Conversation>),
@@ -170,6 +210,7 @@ impl Core {
         Self {
             nodes: Nodes::default(),
             conns: HashMap::with_hasher(map()),
+            opening: HashMap::with_hasher(map()),
             users: HashMap::with_hasher(map()),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
@@ -239,6 +280,7 @@ impl Core {
         let key = (self.nodes.index(&from.node), from.connection);
         match event {
             Up::Open(open) => {
+                self.opening.insert(key, Opening { login: from.login, is_closed: false });
                 self.actions.push(Action::Claim { conn: from, open: Box::new(open) });
                 return;
             }
@@ -249,14 +291,11 @@ impl Core {
             _ => {}
         }
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == from.login) else {
-            return;
+            return self.on_stranger(key, from, event);
         };
         match event {
             Up::Open(_) | Up::Request { .. } => {}
-            Up::Frame(frame) => {
-                conn.not_here = 0;
-                self.on_frame(key, frame, now);
-            }
+            Up::Frame(frame) => self.on_frame(key, frame, now),
             Up::Congested => conn.congested = true,
             Up::Flowing => {
                 conn.congested = false;
@@ -266,12 +305,38 @@ impl Core {
                 }
             }
             Up::Closed(_) => self.remove_conn(key, now),
-            Up::NotHere { no, event } => {
+            Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
+            Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
+                if conn.gone_no == no {
+                    return self.remove_conn(key, now);
+                }
+                conn.gone_no = no;
                 let user = conn.user.clone();
                 self.actions.push(Action::LookUp { conn: from, user, no, event });
             }
         }
+    }
+
+    /// Something came from a connection that is not known, or not yet.
+    fn on_stranger(&mut self, key: ConnKey, from: ConnRef, event: Up) {
+        match event {
+            Up::Closed(_) => {
+                if let Some(opening) = self.opening.get_mut(&key).filter(|o| o.login == from.login) {
+                    opening.is_closed = true;
+                }
+            }
+            Up::Frame(_) => {
+                // The gateway holds a connection that was given up here; its client has to come again.
+                self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
+            }
+            _ => {}
+        }
+    }
+
+    fn send_again(&mut self, conn: ConnRef, no: u64, event: Down) {
+        let to = [Target { connection: conn.connection, login: conn.login, no }].into();
+        self.actions.push(Action::Send(Downlink { node: conn.node, to, event }));
     }
 
     fn on_frame(&mut self, key: ConnKey, frame: ClientFrame, now: Now) {
@@ -291,7 +356,13 @@ impl Core {
                 self.on_position(asker(None), user, device, &conversation, seq, true, now);
             }
             ClientFrame::History { id, conversation, after, before, limit } => {
-                self.on_history(asker(Some(id)), user, &conversation, reads::Page { after, before, limit }, now);
+                self.on_history(
+                    asker(Some(id)),
+                    user,
+                    &conversation,
+                    reads::Page { after, before, limit },
+                    now,
+                );
             }
             ClientFrame::ConversationList { id, after, limit } => {
                 self.on_list(asker(Some(id)), user, after.as_deref(), limit, now);
@@ -300,7 +371,14 @@ impl Core {
                 self.on_clear(asker(Some(id)), user, &conversation, now);
             }
             ClientFrame::ConversationCreate { id, group_id, name, members, meta } => {
-                let create = groups::Create { group_id, name, members, owner: Some(user.clone()), meta, by: Some(user) };
+                let create = groups::Create {
+                    group_id,
+                    name,
+                    members,
+                    owner: Some(user.clone()),
+                    meta,
+                    by: Some(user),
+                };
                 self.on_create(asker(Some(id)), create, now);
             }
             ClientFrame::GroupAdd { id, conversation, users } => {
@@ -313,13 +391,22 @@ impl Core {
                 self.on_group(asker(Some(id)), user, &conversation, groups::Change::Role(of, role), now);
             }
             ClientFrame::GroupRename { id, conversation, name, meta } => {
-                self.on_group(asker(Some(id)), user, &conversation, groups::Change::Rename { name, meta }, now);
+                self.on_group(
+                    asker(Some(id)),
+                    user,
+                    &conversation,
+                    groups::Change::Rename { name, meta },
+                    now,
+                );
             }
             ClientFrame::GroupLeave { id, conversation } => {
                 self.on_group(asker(Some(id)), user, &conversation, groups::Change::Leave, now);
             }
             // The session's own frames never come this far; a link that sends one is answered all the same.
-            other @ (ClientFrame::Connect(_) | ClientFrame::Ping { .. } | ClientFrame::Pong | ClientFrame::AuthRefresh { .. }) => {
+            other @ (ClientFrame::Connect(_)
+            | ClientFrame::Ping { .. }
+            | ClientFrame::Pong
+            | ClientFrame::AuthRefresh { .. }) => {
                 let message = format!("{} is for the gateway, not for the router", other.name());
                 self.refuse(&asker(None), Refusal::new(ErrorCode::UnknownType, message));
             }
@@ -328,12 +415,18 @@ impl Core {
 
     fn on_claimed(&mut self, conn: ConnRef, open: Open, claim: Claim, now: Now) {
         let key = (self.nodes.index(&conn.node), conn.connection);
+        let is_closed = match self.opening.get(&key) {
+            Some(opening) if opening.login == conn.login => {
+                let is_closed = opening.is_closed;
+                self.opening.remove(&key);
+                is_closed
+            }
+            _ => true,
+        };
         let ended = match claim {
             Claim::Won { ended } => ended,
             Claim::InUse => {
-                let to = [Target { connection: conn.connection, login: conn.login, no: 1 }].into();
-                let event = Down::Refused(CloseCode::DeviceInUse);
-                return self.actions.push(Action::Send(Downlink { node: conn.node, to, event }));
+                return self.send_again(conn, 1, Down::Refused(CloseCode::DeviceInUse));
             }
         };
         for old in ended {
@@ -343,21 +436,27 @@ impl Core {
                 self.remove_conn(old_key, now);
             }
         }
+        if is_closed {
+            return self.actions.push(Action::Release { conn, user: open.user });
+        }
         if self.conns.contains_key(&key) {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
             self.remove_conn(key, now);
         }
-        self.conns.insert(key, Conn {
-            login: conn.login,
-            user: open.user.clone(),
-            device: open.device.clone(),
-            since: now.wall,
-            sent: 0,
-            decided: 0,
-            congested: false,
-            not_here: 0,
-            sync: Some(Box::default()),
-        });
+        self.conns.insert(
+            key,
+            Conn {
+                login: conn.login,
+                user: open.user.clone(),
+                device: open.device.clone(),
+                since: now.wall,
+                sent: 0,
+                decided: 0,
+                congested: false,
+                gone_no: 0,
+                sync: Some(Box::default()),
+            },
+        );
         let user = self.users.entry(open.user).or_default();
         match user.device_mut(&open.device) {
             Some(device) => {
@@ -378,14 +477,10 @@ impl Core {
 
     fn on_looked_up(&mut self, conn: ConnRef, here: bool, no: u64, event: Down, now: Now) {
         let key = (self.nodes.index(&conn.node), conn.connection);
-        let Some(state) = self.conns.get_mut(&key).filter(|c| c.login == conn.login) else { return };
-        state.not_here += 1;
-        if here && state.not_here <= limits::NOT_HERE_MAX {
-            let to = [Target { connection: conn.connection, login: conn.login, no }].into();
-            self.actions.push(Action::Send(Downlink { node: conn.node, to, event }));
-        } else {
-            self.remove_conn(key, now);
+        if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
+            return;
         }
+        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, now) }
     }
 
     /// Takes a connection out of every table; nothing happens when it is out already.
@@ -401,7 +496,12 @@ impl Core {
             if user.devices.is_empty() {
                 self.users.remove(&conn.user);
             }
-            self.enqueue(Entry::PutDevice { user: conn.user, device: device.id, class: device.class, at: now.wall });
+            self.enqueue(Entry::PutDevice {
+                user: conn.user,
+                device: device.id,
+                class: device.class,
+                at: now.wall,
+            });
         }
     }
 
@@ -427,7 +527,11 @@ impl Core {
             }
             if !to.is_empty() {
                 let event = Down::Frame { frame: frame.clone(), decided: 0, answer: false };
-                self.actions.push(Action::Send(Downlink { node: self.nodes.node(group[0].0).clone(), to, event }));
+                self.actions.push(Action::Send(Downlink {
+                    node: self.nodes.node(group[0].0).clone(),
+                    to,
+                    event,
+                }));
             }
         }
     }
@@ -455,7 +559,9 @@ impl Core {
 
     fn report_decided(&mut self) {
         for key in std::mem::take(&mut self.decided) {
-            if let Some(count) = self.conns.get_mut(&key).map(|c| std::mem::take(&mut c.decided)).filter(|n| *n > 0) {
+            if let Some(count) =
+                self.conns.get_mut(&key).map(|c| std::mem::take(&mut c.decided)).filter(|n| *n > 0)
+            {
                 self.send_down(key, Down::Decided(count));
             }
         }
@@ -479,7 +585,8 @@ impl Core {
             }
             Origin::Conn { .. } => {
                 let id = asker.frame_id.as_deref().unwrap_or_default();
-                let frame = ServerFrame::Ok { id, conversation_id: conversation.map(|c| c.as_str()) }.encode();
+                let frame =
+                    ServerFrame::Ok { id, conversation_id: conversation.map(|c| c.as_str()) }.encode();
                 self.answer_frame(asker, frame);
             }
         }

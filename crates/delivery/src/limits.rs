@@ -28,7 +28,5 @@ pub const FLIGHT_SPAN_MS: u64 = 100;
 pub const NAMED_RECEIPTS_MEMBERS_MAX: usize = 100;
 /// Devices remembered for one user. Above, the one longest unseen is forgotten.
 pub const DEVICES_PER_USER_MAX: usize = 64;
-/// "Not here" answers in a row after which a connection is given up.
-pub const NOT_HERE_MAX: u32 = 10_000;
 /// How long to wait before the store is asked again after it failed.
 pub const STORE_RETRY_MS: u64 = 1_000;

@@ -23,9 +23,21 @@ use bowline_protocol::{
 #[derive(Debug)]
 pub(crate) enum Deferred {
     Message(Box<Incoming>),
-    Position { asker: Asker, user: UserId, device: DeviceId, conversation: ConversationId, seq: Seq, read: bool },
+    Position {
+        asker: Asker,
+        user: UserId,
+        device: DeviceId,
+        conversation: ConversationId,
+        seq: Seq,
+        read: bool,
+    },
     Entry(Box<Entry>),
-    History { asker: Asker, user: Option<UserId>, conversation: ConversationId, page: Page },
+    History {
+        asker: Asker,
+        user: Option<UserId>,
+        conversation: ConversationId,
+        page: Page,
+    },
     /// It was only to be loaded.
     Nothing,
 }
@@ -146,8 +158,12 @@ impl Core {
                 let known = devices.into_iter().map(|d| d.device).collect();
                 self.on_known(conversation, user, Some(known));
             }
-            (ReadPurpose::Repeat(repeat), Found::Messages(messages)) => self.on_repeat_found(repeat, messages),
-            (ReadPurpose::User { asker, user }, Found::Devices(devices)) => self.on_user_found(&asker, &user, devices),
+            (ReadPurpose::Repeat(repeat), Found::Messages(messages)) => {
+                self.on_repeat_found(repeat, messages)
+            }
+            (ReadPurpose::User { asker, user }, Found::Devices(devices)) => {
+                self.on_user_found(&asker, &user, devices)
+            }
             (purpose, _) => self.on_read_failed(purpose, "it answered another question", now),
         }
     }
@@ -161,7 +177,9 @@ impl Core {
                     self.on_deferred_failed(deferred, reason);
                 }
             }
-            ReadPurpose::History { asker, .. } | ReadPurpose::List { asker, .. } | ReadPurpose::User { asker, .. } => {
+            ReadPurpose::History { asker, .. }
+            | ReadPurpose::List { asker, .. }
+            | ReadPurpose::User { asker, .. } => {
                 self.refuse(&asker, unavailable(reason));
             }
             ReadPurpose::Senders { conversation, user, from, to } => {
@@ -195,7 +213,12 @@ impl Core {
         }
     }
 
-    fn on_loaded(&mut self, id: ConversationId, state: Option<Box<crate::persist::ConversationState>>, now: Now) {
+    fn on_loaded(
+        &mut self,
+        id: ConversationId,
+        state: Option<Box<crate::persist::ConversationState>>,
+        now: Now,
+    ) {
         if !matches!(self.conversations.get(&id), Some(Slot::Loading(_))) {
             return;
         }
@@ -218,7 +241,8 @@ impl Core {
     fn on_found_or_missing(&mut self, deferred: Deferred, now: Now) {
         let (id, asker) = match &deferred {
             Deferred::Message(incoming) => (&incoming.conversation, &incoming.asker),
-            Deferred::Position { conversation, asker, .. } | Deferred::History { conversation, asker, .. } => (conversation, asker),
+            Deferred::Position { conversation, asker, .. }
+            | Deferred::History { conversation, asker, .. } => (conversation, asker),
             Deferred::Entry(entry) => match &**entry {
                 Entry::Message(incoming) => (&incoming.conversation, &incoming.asker),
                 Entry::Create(create) => (&create.conversation, &create.asker),
@@ -249,7 +273,9 @@ impl Core {
                             asker.into_iter().for_each(|asker| self.refuse(&asker, refusal.clone()));
                         }
                     },
-                    Deferred::Position { asker, .. } | Deferred::History { asker, .. } => self.refuse(&asker, refusal),
+                    Deferred::Position { asker, .. } | Deferred::History { asker, .. } => {
+                        self.refuse(&asker, refusal)
+                    }
                     Deferred::Nothing => {}
                 }
             }
@@ -264,11 +290,22 @@ impl Core {
         let Some(id) = named_by(&user, text) else {
             return self.refuse(&asker, forbidden(text));
         };
-        self.with_conversation(&id, Deferred::History { asker, user: Some(user), conversation: id.clone(), page }, now);
+        self.with_conversation(
+            &id,
+            Deferred::History { asker, user: Some(user), conversation: id.clone(), page },
+            now,
+        );
     }
 
     /// `user` is none for the API, which sees everything that is stored.
-    fn on_history_ready(&mut self, asker: Asker, user: Option<UserId>, id: ConversationId, page: Page, _now: Now) {
+    fn on_history_ready(
+        &mut self,
+        asker: Asker,
+        user: Option<UserId>,
+        id: ConversationId,
+        page: Page,
+        _now: Now,
+    ) {
         let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { return };
         let first = match user {
             None if !conversation.exists => {
@@ -297,7 +334,15 @@ impl Core {
         self.read(query, ReadPurpose::History { asker, conversation: id, page, range: (from, to), first });
     }
 
-    fn on_history_found(&mut self, asker: &Asker, id: &ConversationId, page: Page, range: (Seq, Seq), first: Seq, messages: &[Message]) {
+    fn on_history_found(
+        &mut self,
+        asker: &Asker,
+        id: &ConversationId,
+        page: Page,
+        range: (Seq, Seq),
+        first: Seq,
+        messages: &[Message],
+    ) {
         let items: Vec<Vec<u8>> = messages.iter().map(encode_message).collect();
         let head = b"{\"type\":\"history.page\",\"id\":,\"conversation_id\":,\"first_seq\":,\"messages\":[],\"more\":false}";
         let fields = head.len() + asker.frame_id.as_ref().map_or(0, |id| id.len() * 6) + id.len() * 6 + 24;
@@ -409,7 +454,11 @@ fn encode_summary(summary: &Summary, _user: &UserId) -> Vec<u8> {
     let mut json = Vec::with_capacity(256);
     json.extend_from_slice(b"{\"conversation_id\":");
     write_string(&mut json, conversation);
-    json.extend_from_slice(if conversation.is_group() { b",\"kind\":\"group\"" } else { b",\"kind\":\"direct\"" });
+    json.extend_from_slice(if conversation.is_group() {
+        b",\"kind\":\"group\""
+    } else {
+        b",\"kind\":\"direct\""
+    });
     if let Some(name) = name {
         json.extend_from_slice(b",\"name\":");
         write_string(&mut json, name);
@@ -455,7 +504,15 @@ mod tests {
     #[test]
     fn pages_hold_at_least_one_item_and_at_most_what_fits() {
         let items: Vec<Vec<u8>> = [3, 4, 5].map(|n| vec![b'x'; n]).to_vec();
-        let rows = [(100, false, 0..3), (100, true, 0..3), (9, false, 0..2), (9, true, 2..3), (11, true, 1..3), (1, false, 0..1), (1, true, 2..3)];
+        let rows = [
+            (100, false, 0..3),
+            (100, true, 0..3),
+            (9, false, 0..2),
+            (9, true, 2..3),
+            (11, true, 1..3),
+            (1, false, 0..1),
+            (1, true, 2..3),
+        ];
         for (bytes, from_back, expected) in rows {
             assert_eq!(fit(&items, bytes, from_back), expected, "{bytes} {from_back}");
         }

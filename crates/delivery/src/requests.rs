@@ -38,7 +38,8 @@ impl Core {
             }
             Request::History { conversation, after, before, limit } => {
                 let page = Page { after, before, limit };
-                let deferred = Deferred::History { asker, user: None, conversation: conversation.clone(), page };
+                let deferred =
+                    Deferred::History { asker, user: None, conversation: conversation.clone(), page };
                 self.with_conversation(&conversation, deferred, now);
             }
             Request::User { user } => self.read_behind_writes(ReadPurpose::User { asker, user }, now),
@@ -66,12 +67,22 @@ impl Core {
         for Device { device, class, last_seen } in devices {
             if connected(&device).is_none() {
                 let (node_id, connected_at) = (None, None);
-                states.push(DeviceState { device_id: device, device_class: class, node_id, connected_at, last_seen });
+                states.push(DeviceState {
+                    device_id: device,
+                    device_class: class,
+                    node_id,
+                    connected_at,
+                    last_seen,
+                });
             }
         }
         let open = self.users.get(user_id).map_or(&[][..], |u| &u.devices[..]);
         for device in open {
-            let newest = device.conns.iter().filter_map(|k| Some((k, self.conns.get(k)?))).max_by_key(|(_, c)| c.since);
+            let newest = device
+                .conns
+                .iter()
+                .filter_map(|k| Some((k, self.conns.get(k)?)))
+                .max_by_key(|(_, c)| c.since);
             let Some((key, conn)) = newest else { continue };
             states.push(DeviceState {
                 device_id: device.id.clone(),

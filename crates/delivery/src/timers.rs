@@ -8,7 +8,11 @@ use std::{
 };
 
 pub(crate) enum Timer {
-    Flight { user: UserId, device: DeviceId, conversation: ConversationId },
+    Flight {
+        user: UserId,
+        device: DeviceId,
+        conversation: ConversationId,
+    },
     /// A look-up failed because the store did; do it again.
     Retry(Box<crate::reads::ReadPurpose>),
     /// The store's rest is over.
@@ -47,7 +51,9 @@ impl Core {
     pub(crate) fn on_timers(&mut self, now: Now) {
         while let Some(timer) = self.timers.pop(now.mono) {
             match timer {
-                Timer::Flight { user, device, conversation } => self.on_flight_timer(user, device, conversation, now),
+                Timer::Flight { user, device, conversation } => {
+                    self.on_flight_timer(user, device, conversation, now)
+                }
                 Timer::Retry(purpose) => self.read_again(*purpose, now),
                 Timer::Store => {}
             }

@@ -40,7 +40,8 @@ pub(crate) struct Conn {
     /// Frames decided and not yet reported.
     pub decided: u32,
     pub congested: bool,
-    pub not_here: u32,
+    /// The event that was last answered "not here, gone"; a second time ends the connection.
+    pub gone_no: u64,
     /// Present until the waiting conversations were announced.
     pub sync: Option<Box<Sync>>,
 }
