@@ -706,7 +706,10 @@ impl Core {
                 self.load_again(&create.conversation, now);
             }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
-            // PutDevice asks nothing back, and no other pair is ever staged.
+            (Entry::PutDevice { user, device, .. }, _) => {
+                self.unstored_devices.retain(|(u, d)| (u, d) != (&user, &device));
+            }
+            // No other pair is ever staged.
             _ => {}
         }
     }
@@ -794,6 +797,12 @@ impl Core {
         for item in in_flight.items {
             self.release_pending(&item.entry);
             match item.entry {
+                entry @ (Entry::PutDevice { .. } | Entry::ForgetDevice { asker: None, .. }) => {
+                    if let Entry::PutDevice { user, device, .. } = &entry {
+                        self.unstored_devices.push((user.clone(), device.clone()));
+                    }
+                    self.timers.arm(self.store_rest_until, Timer::Enqueue(Box::new(entry)));
+                }
                 Entry::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
                 Entry::Create(create) => {
                     self.refuse(&create.asker, unavailable(reason));
@@ -804,8 +813,6 @@ impl Core {
                     self.refuse(&asker, unavailable(reason));
                 }
                 Entry::Read(purpose) => self.read_again(*purpose, now),
-                // When a device was last seen is written again at its next change.
-                Entry::PutDevice { .. } | Entry::ForgetDevice { asker: None, .. } => {}
             }
         }
     }

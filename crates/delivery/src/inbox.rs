@@ -117,6 +117,7 @@ impl Core {
         let mut known: Vec<DeviceId> = devices.into_iter().map(|d| d.device).collect();
         known.extend(user.known.iter().flat_map(|k| k.iter().cloned()));
         known.extend(user.devices.iter().map(|d| d.id.clone()));
+        known.extend(self.unstored_devices.iter().filter(|(u, _)| u == user_id).map(|(_, d)| d.clone()));
         known.sort();
         known.dedup();
         known.retain(|d| !forgotten.contains(d));

@@ -26,7 +26,7 @@ mod users;
 
 use batch::{Entry, InFlight, PendingPosition};
 use bowline_protocol::{
-    ClientFrame, CloseCode, ConversationId, ErrorCode, Frame, Millis, ServerFrame, UserId,
+    ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
     link::{Answer, Claim, ConnRef, Down, Downlink, Open, Target, Up, Uplink},
 };
@@ -182,6 +182,8 @@ pub struct Core {
     positions: HashMap<(ConversationId, UserId), Vec<PendingPosition>, ahash::RandomState>,
     position_order: VecDeque<(ConversationId, UserId)>,
     in_flight: Option<InFlight>,
+    /// Devices that the store failed to take, and is given again.
+    unstored_devices: Vec<(UserId, DeviceId)>,
     /// The store failed; nothing but new messages is tried before this time.
     store_rest_until: Millis,
     reads: HashMap<u64, ReadPurpose, ahash::RandomState>,
@@ -220,6 +222,7 @@ impl Core {
             positions: HashMap::with_hasher(map()),
             position_order: VecDeque::new(),
             in_flight: None,
+            unstored_devices: Vec::new(),
             store_rest_until: 0,
             reads: HashMap::with_hasher(map()),
             timers: Timers::default(),

@@ -15,6 +15,8 @@ pub(crate) enum Timer {
     },
     /// A look-up failed because the store did; do it again.
     Retry(Box<crate::reads::ReadPurpose>),
+    /// What nobody asked for and has to be stored all the same.
+    Enqueue(Box<crate::batch::Entry>),
     /// The store's rest is over.
     Store,
 }
@@ -55,6 +57,7 @@ impl Core {
                     self.on_flight_timer(user, device, conversation, now)
                 }
                 Timer::Retry(purpose) => self.read_again(*purpose, now),
+                Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
             }
         }

@@ -1,5 +1,6 @@
 //! The core's promises, one test each, over a naive store.
 
+#[allow(dead_code)]
 mod support;
 
 use bowline_delivery::Verdict;
