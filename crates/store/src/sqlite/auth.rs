@@ -17,6 +17,9 @@ pub enum AuthError {
     Failed { action: &'static str, source: rusqlite::Error },
 }
 
+/// What has expired is kept this much longer: clocks differ, and tokens are accepted a little beyond their time.
+const KEPT_MS: Millis = 60_000;
+
 /// What a revocation names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RevocationKind {
@@ -67,7 +70,7 @@ impl AuthTables {
     /// All that are still needed; those that are not are deleted.
     pub fn revocations(&mut self, now: Millis) -> Result<Vec<Revocation>, AuthError> {
         self.write("cleaned up", |db| {
-            db.execute("DELETE FROM revocations WHERE expires_at <= ?1", [now as i64])
+            db.execute("DELETE FROM revocations WHERE expires_at <= ?1", [clamp(now.saturating_sub(KEPT_MS))])
         })?;
         let read = || {
             let mut select =
@@ -109,7 +112,7 @@ impl AuthTables {
     /// All sessions that have not expired; the others are deleted.
     pub fn sessions(&mut self, now: Millis) -> Result<Vec<Session>, AuthError> {
         self.write("cleaned up", |db| {
-            db.execute("DELETE FROM sessions WHERE expires_at <= ?1", [now as i64])
+            db.execute("DELETE FROM sessions WHERE expires_at <= ?1", [clamp(now.saturating_sub(KEPT_MS))])
         })?;
         let read = || {
             let mut select = self.db.prepare_cached("SELECT session_id, user, expires_at FROM sessions")?;

@@ -457,7 +457,7 @@ fn revocations_and_sessions_outlive_a_restart_until_they_expire() {
         auth.put_session(&session("s2", 120)).unwrap();
     }
     let mut auth = opened(&dir).auth;
-    let mut found = auth.revocations(90).unwrap();
+    let mut found = auth.revocations(60_090).unwrap();
     found.sort_by_key(|revocation| revocation.expires_at);
     assert_eq!(
         found,
@@ -466,5 +466,5 @@ fn revocations_and_sessions_outlive_a_restart_until_they_expire() {
             revocation(RevocationKind::Token, "ann", 0, i64::MAX as u64),
         ]
     );
-    assert_eq!(auth.sessions(90).unwrap(), [session("s2", 120)]);
+    assert_eq!(auth.sessions(60_090).unwrap(), [session("s2", 120)]);
 }
