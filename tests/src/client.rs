@@ -288,6 +288,8 @@ pub enum Refused {
     Http { status: u16, headers: Vec<(String, String)>, body: String },
     /// By `session.closed` and a close code, with what came before it.
     Closed(Ending),
+    /// There is nobody, or it went away.
+    Gone(String),
 }
 
 impl Login {
@@ -384,7 +386,7 @@ impl Login {
     pub fn try_connect(&self, transport: Transport) -> Result<Client, Refused> {
         let mut client = self.open(transport)?;
         if transport == Transport::Tcp || self.way == Way::FirstFrame {
-            client.send(&self.frame());
+            client.writer.send(&self.frame()).map_err(|error| Refused::Gone(error.to_string()))?;
         }
         client.finish_opening().map_err(Refused::Closed)?;
         Ok(client)
@@ -396,7 +398,8 @@ impl Login {
             Transport::Ws => self.addresses.ws,
             Transport::Tcp => self.addresses.tcp,
         };
-        let stream = self.stream(address);
+        let gone = |error: io::Error| Refused::Gone(format!("{address}: {error}"));
+        let stream = self.stream(address).map_err(gone)?;
         let (reader, writer, subprotocol) = match transport {
             Transport::Ws => self.upgrade(stream)?,
             Transport::Tcp => {
@@ -415,18 +418,18 @@ impl Login {
         })
     }
 
-    fn stream(&self, address: SocketAddr) -> TcpStream {
-        let Some(bytes) = self.receive_buffer else { return raw::connect(address) };
-        // The size has to be known before the connection is made: it decides the window.
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)
-            .expect("a socket can be made");
-        socket.set_recv_buffer_size(bytes).expect("a fresh socket takes options");
-        socket.connect_timeout(&address.into(), PATIENCE).expect("the server listens");
+    fn stream(&self, address: SocketAddr) -> io::Result<TcpStream> {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None)?;
+        if let Some(bytes) = self.receive_buffer {
+            // The size has to be known before the connection is made: it decides the window.
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        socket.connect_timeout(&address.into(), PATIENCE)?;
         let stream = TcpStream::from(socket);
-        stream.set_nodelay(true).expect("a fresh socket takes options");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a fresh socket takes options");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a fresh socket takes options");
-        stream
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(stream)
     }
 
     fn upgrade(&self, stream: TcpStream) -> Result<(Reader, Writer, Option<String>), Refused> {
@@ -488,7 +491,7 @@ impl Login {
                     .map(|body| String::from_utf8_lossy(body).into_owned())
                     .unwrap_or_default(),
             }),
-            Err(error) => panic!("the upgrade failed: {error}"),
+            Err(error) => Err(Refused::Gone(format!("the upgrade failed: {error}"))),
         }
     }
 }

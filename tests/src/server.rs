@@ -110,6 +110,7 @@ pub struct Setup {
     data_path: Option<PathBuf>,
     listen: [String; 3],
     arguments: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Default for Setup {
@@ -128,6 +129,7 @@ impl Setup {
             data_path: None,
             listen: ["127.0.0.1:0"; 3].map(String::from),
             arguments: Vec::new(),
+            environment: Vec::new(),
         }
     }
 
@@ -139,6 +141,12 @@ impl Setup {
     /// Further flags of `serve`.
     pub fn argument(mut self, argument: &str) -> Self {
         self.arguments.push(argument.to_owned());
+        self
+    }
+
+    /// A variable of its environment.
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -202,6 +210,7 @@ impl Setup {
             set(key, value);
         }
         command.args(&self.arguments);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         // Whatever a server leaves behind is left in its own directory.
         command.current_dir(self.data.path());
         command
@@ -285,6 +294,11 @@ impl Server {
 
     pub fn data_dir(&self) -> &Path {
         self.setup.data_dir()
+    }
+
+    /// What it was started with, for another start on the same data directory.
+    pub fn setup(&self) -> Setup {
+        self.setup.clone()
     }
 
     /// What the program has written so far, colours taken out.
