@@ -80,7 +80,8 @@ fn unknown_paths_and_bad_requests_are_refused_in_json() {
     http::request("POST", &url, &[("authorization", &bearer)], Some("no JSON")).expect_refusal(400);
     let huge = json!({"id": "1", "from": "alice", "to": "bob", "body": "x".repeat(40_000)});
     message(huge).expect_refusal(413);
-    message(json!({"id": "1", "from": "eve", "conversation_id": "d:alice:bob", "body": 1})).expect_refusal(403);
+    message(json!({"id": "1", "from": "eve", "conversation_id": "d:alice:bob", "body": 1}))
+        .expect_refusal(403);
 }
 
 fn a_message_by_the_api_reaches_every_device(transport: Transport) {
@@ -197,8 +198,7 @@ fn the_state_of_a_user_names_its_devices(transport: Transport) {
         let devices = state["devices"].as_array().expect("devices").clone();
         let phone = devices.iter().find(|device| device["device_id"] == "phone");
         // A known device is told with its last sign of life, or not at all.
-        let offline =
-            phone.is_none_or(|phone| phone.get("node_id").is_none_or(Value::is_null));
+        let offline = phone.is_none_or(|phone| phone.get("node_id").is_none_or(Value::is_null));
         offline.then_some(state)
     });
     assert_eq!(state["online"], json!(true), "the laptop is there");

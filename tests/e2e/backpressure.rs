@@ -160,7 +160,9 @@ fn a_reader_that_stops_is_closed_4002_and_finds_everything_afterwards(transport:
 fn a_slow_reader_changes_nobody_elses_deliveries(transport: Transport) {
     let _turn = bowline_tests::turn();
     let server = Server::start();
-    server.post("/api/v1/groups", &json!({"group_id": "crew", "members": ["alice", "slow", "quick"]})).expect(201);
+    server
+        .post("/api/v1/groups", &json!({"group_id": "crew", "members": ["alice", "slow", "quick"]}))
+        .expect(201);
     let mut alice = server.connect(transport, "alice");
     let _slow = server.login("slow").receive_buffer(65_536).connect(transport);
     let mut quick = server.connect(transport, "quick");
@@ -179,7 +181,11 @@ fn a_slow_reader_changes_nobody_elses_deliveries(transport: Transport) {
 }
 
 /// A conversation with a history that is worth asking for, and a client that asks without reading.
-fn insatiable(server: &Server, transport: Transport, questions: u64) -> (Reader, std::thread::JoinHandle<Writer>) {
+fn insatiable(
+    server: &Server,
+    transport: Transport,
+    questions: u64,
+) -> (Reader, std::thread::JoinHandle<Writer>) {
     let mut alice = server.connect(transport, "alice");
     alice.tell("bob", "x".repeat(30_000));
     drop(alice);
@@ -187,7 +193,8 @@ fn insatiable(server: &Server, transport: Transport, questions: u64) -> (Reader,
     let Client { reader, mut writer, .. } = alice;
     let asking = std::thread::spawn(move || {
         for n in 0..questions {
-            let question = json!({"type": "history", "id": format!("q{n}"), "conversation_id": "d:alice:bob"});
+            let question =
+                json!({"type": "history", "id": format!("q{n}"), "conversation_id": "d:alice:bob"});
             if writer.send(&question).is_err() {
                 break;
             }

@@ -97,8 +97,12 @@ fn an_empty_tcp_frame_is_malformed() {
 
 fn invalid_utf_8_closes_1007(transport: Transport) {
     let server = Server::start();
-    for fault in [b"\xff".as_slice(), b"{\"type\":\"ping\",\"data\":\"\xc3\x28\"}", b"\xed\xa0\x80", b"\xf4\x90\x80\x80"]
-    {
+    for fault in [
+        b"\xff".as_slice(),
+        b"{\"type\":\"ping\",\"data\":\"\xc3\x28\"}",
+        b"\xed\xa0\x80",
+        b"\xf4\x90\x80\x80",
+    ] {
         let mut client = server.connect(transport, "alice");
         let bytes = match transport {
             Transport::Ws => raw::ws_frame(0x81, fault),
@@ -141,7 +145,9 @@ fn unparsable_texts_of_every_kind_are_malformed(transport: Transport) {
     let server = Server::start();
     let mut client = server.connect(transport, "alice");
     let deep = "[".repeat(20_000);
-    for text in ["{", "[]", "1", "null", "\"ping\"", "{}{}", "{\"type\":\"ping\"} x", "{'type':'ping'}", &deep] {
+    for text in
+        ["{", "[]", "1", "null", "\"ping\"", "{}{}", "{\"type\":\"ping\"} x", "{'type':'ping'}", &deep]
+    {
         client.send_text(text);
         client.expect("error").expect_error("malformed");
         // A good one in between, so that they are not in a row.
@@ -272,9 +278,8 @@ fn abrupt_ends_leave_nothing_behind(transport: Transport) {
         }
     }
     drop(left);
-    let status = until("the tables are empty", || {
-        Some(server.status()).filter(|status| status["connections"] == 0)
-    });
+    let status =
+        until("the tables are empty", || Some(server.status()).filter(|status| status["connections"] == 0));
     assert_eq!((&status["users"], &status["devices"]), (&json!(0), &json!(0)), "{status}");
     for transport in ["ws", "tcp"] {
         assert_eq!(status["transports"][transport]["connections"], 0, "{status}");

@@ -1,10 +1,6 @@
 //! The command line: configuration, exit codes and what they say.
 
-use bowline_tests::{
-    Server, Setup, Transport, bowline, http,
-    server::Ended,
-    token,
-};
+use bowline_tests::{Server, Setup, Transport, bowline, http, server::Ended, token};
 use serde_json::json;
 use std::net::TcpListener;
 
@@ -160,10 +156,7 @@ fn keys_that_nobody_gave_are_made_once_and_printed() {
             .filter(|word| word.len() >= 16 && word.is_ascii())
             .map(String::from)
             .collect();
-        word_list
-            .into_iter()
-            .find(|word| opens(server, word))
-            .unwrap_or_else(|| panic!("no key in {log:?}"))
+        word_list.into_iter().find(|word| opens(server, word)).unwrap_or_else(|| panic!("no key in {log:?}"))
     };
     let key = printed(&server);
     let data = server.data_dir().to_str().expect("a path of text").to_owned();

@@ -104,8 +104,7 @@ fn the_subprotocol_is_selected_without_a_token_in_it_too() {
 fn a_token_of_the_command_line_opens_a_connection_while_the_server_runs() {
     let server = Setup::new().without_secret().start();
     let data = server.data_dir().to_str().expect("a path of text");
-    let made =
-        bowline(&["token", "--user", "alice", "--device", "phone", "--ttl", "1h", "--data", data]);
+    let made = bowline(&["token", "--user", "alice", "--device", "phone", "--ttl", "1h", "--data", data]);
     assert_eq!(made.code, Some(0), "{made:?}");
     let made_token = made.stdout.trim();
     assert_eq!(made_token.split('.').count(), 3, "the token alone stands on standard output: {made:?}");
@@ -208,7 +207,10 @@ fn bad_tokens() -> Vec<(&'static str, String)> {
     let flipped = if signature.starts_with('A') { "B" } else { "A" };
     vec![
         ("garbage", "garbage".to_owned()),
-        ("signed with another secret", token::signed_with(&claims, "another secret, as long as the real one")),
+        (
+            "signed with another secret",
+            token::signed_with(&claims, "another secret, as long as the real one"),
+        ),
         ("a changed signature", format!("{head}.{flipped}{}", &signature[1..])),
         ("no signature", format!("{head}.")),
         ("alg none", token::unsigned(&claims)),

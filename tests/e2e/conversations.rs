@@ -108,9 +108,7 @@ fn all_devices_see_the_same_order(transport: Transport) {
         }
     }
     let order = |watcher: &mut Client| -> Vec<String> {
-        (1..=3 * EACH)
-            .map(|seq| watcher.expect_push("d:alice:bob", seq).text_of("id").to_owned())
-            .collect()
+        (1..=3 * EACH).map(|seq| watcher.expect_push("d:alice:bob", seq).text_of("id").to_owned()).collect()
     };
     let [first, second] = watchers.each_mut().map(order);
     assert_eq!(first, second, "two devices of two users");

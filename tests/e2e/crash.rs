@@ -321,8 +321,10 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
         crash(&mut server);
         *run.addresses.lock().unwrap_or_else(PoisonError::into_inner) = server.addresses();
     }
-    let acked: Vec<Vec<u64>> = senders.into_iter().map(|t| t.join().expect("every message is acked")).collect();
-    let received: Vec<_> = receivers.into_iter().map(|t| t.join().expect("every message is received")).collect();
+    let acked: Vec<Vec<u64>> =
+        senders.into_iter().map(|t| t.join().expect("every message is acked")).collect();
+    let received: Vec<_> =
+        receivers.into_iter().map(|t| t.join().expect("every message is received")).collect();
 
     for pair in 0..PAIRS {
         let (acked, received) = (&acked[pair as usize], &received[pair as usize]);
@@ -335,7 +337,10 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
         let history = sender.history_after(&format!("d:receiver{pair}:sender{pair}"), 0);
         assert_eq!(history.len() as u64, EACH, "pair {pair}");
         for (n, message) in history.iter().enumerate() {
-            assert_eq!((message["seq"].as_u64(), message["body"].as_u64()), (Some(n as u64 + 1), Some(n as u64)));
+            assert_eq!(
+                (message["seq"].as_u64(), message["body"].as_u64()),
+                (Some(n as u64 + 1), Some(n as u64))
+            );
         }
     }
     let settled = |server: &Server| {

@@ -28,7 +28,12 @@ fn trio(server: &Server, transport: Transport) -> [Client; 3] {
     assert_eq!(ok.conversation(), "g:crew");
     for member in &mut members {
         let change = member.expect("conversation.changed");
-        assert_eq!((change.conversation(), change.text_of("change")), ("g:crew", "created"), "{}", change.text);
+        assert_eq!(
+            (change.conversation(), change.text_of("change")),
+            ("g:crew", "created"),
+            "{}",
+            change.text
+        );
     }
     members
 }
@@ -44,7 +49,8 @@ fn a_group_is_made_by_a_frame(transport: Transport) {
     let server = Server::start();
     let mut alice = server.connect(transport, "alice");
     let mut bob = server.connect(transport, "bob");
-    let fields = json!({"group_id": "crew", "name": "The crew", "members": ["bob"], "meta": {"colour": "red"}});
+    let fields =
+        json!({"group_id": "crew", "name": "The crew", "members": ["bob"], "meta": {"colour": "red"}});
     let ok = alice.demand("conversation.create", fields);
     assert_eq!(ok.conversation(), "g:crew");
     let created = change(&mut bob, "created");
@@ -64,9 +70,8 @@ fn a_group_is_made_by_a_frame(transport: Transport) {
 fn the_server_chooses_an_id_when_none_is_given(transport: Transport) {
     let server = Server::start();
     let mut alice = server.connect(transport, "alice");
-    let [first, second] = [(); 2].map(|()| {
-        alice.demand("conversation.create", json!({"members": ["bob"]})).conversation().to_owned()
-    });
+    let [first, second] = [(); 2]
+        .map(|()| alice.demand("conversation.create", json!({"members": ["bob"]})).conversation().to_owned());
     assert!(first.starts_with("g:") && first.len() > 2, "{first}");
     assert_ne!(first, second);
     assert_eq!(alice.say(&first, 1).seq(), 1);
@@ -211,7 +216,9 @@ fn only_the_owner_gives_roles(transport: Transport) {
     let unknown =
         alice.ask("group.role", json!({"conversation_id": "g:crew", "user": "bob", "role": "captain"}));
     unknown.expect_error("malformed");
-    carol.ask("group.remove", json!({"conversation_id": "g:crew", "users": ["bob"]})).expect_error("forbidden");
+    carol
+        .ask("group.remove", json!({"conversation_id": "g:crew", "users": ["bob"]}))
+        .expect_error("forbidden");
 }
 
 fn changes_go_to_every_member_and_to_who_was_removed(transport: Transport) {
@@ -227,10 +234,8 @@ fn changes_go_to_every_member_and_to_who_was_removed(transport: Transport) {
         users.sort_unstable();
         assert_eq!((users, &added["by"]), (vec!["dave", "erin"], &json!("alice")));
     }
-    alice.demand(
-        "group.rename",
-        json!({"conversation_id": "g:crew", "name": "New name", "meta": {"x": [1]}}),
-    );
+    alice
+        .demand("group.rename", json!({"conversation_id": "g:crew", "name": "New name", "meta": {"x": [1]}}));
     for client in [&mut bob, &mut bobs_other, &mut carol] {
         let renamed = change(client, "renamed");
         assert_eq!((&renamed["name"], &renamed["meta"]), (&json!("New name"), &json!({"x": [1]})));
@@ -286,7 +291,8 @@ fn a_group_is_made_and_changed_by_the_api(transport: Transport) {
     let server = Server::start();
     let mut bob = server.connect(transport, "bob");
     let mut carol = server.connect(transport, "carol");
-    let made = json!({"group_id": "crew", "name": "Crew", "members": ["bob"], "owner": "alice", "meta": {"k": 1}});
+    let made =
+        json!({"group_id": "crew", "name": "Crew", "members": ["bob"], "owner": "alice", "meta": {"k": 1}});
     let answer = server.post("/api/v1/groups", &made).expect(201).json();
     assert_eq!(answer["conversation_id"], "g:crew");
     let created = change(&mut bob, "created");

@@ -28,8 +28,7 @@ const SHORT: std::time::Duration = std::time::Duration::from_millis(400);
 
 fn delivered_goes_to_all_devices_of_the_sender_once(transport: Transport) {
     let server = Server::start();
-    let mut senders =
-        ["a1", "a2"].map(|device| server.connect_device(transport, "alice", device));
+    let mut senders = ["a1", "a2"].map(|device| server.connect_device(transport, "alice", device));
     let mut receivers = ["b1", "b2"].map(|device| server.connect_device(transport, "bob", device));
     senders[0].tell("bob", "hello");
     let [first, second] = &mut receivers;

@@ -216,11 +216,8 @@ fn a_bad_token_is_401_and_one_without_a_user_400() {
         &json!({"sub": "alice", "exp": token::now_secs() + 60, "device_id": "phone"}),
         "another secret, as long as the real one",
     );
-    let response = refused(
-        server.ws(),
-        &raw::upgrade("/ws?device_id=laptop", &[("Authorization", &bearer(&bad))]),
-        401,
-    );
+    let response =
+        refused(server.ws(), &raw::upgrade("/ws?device_id=laptop", &[("Authorization", &bearer(&bad))]), 401);
     assert_eq!(response.json()["code"], "unauthenticated");
     let nobody = token::signed(&json!({"exp": token::now_secs() + 60}));
     refused(server.ws(), &raw::upgrade("/ws", &[("Authorization", &bearer(&nobody))]), 400);

@@ -51,7 +51,8 @@ pub struct Frame {
 
 impl Frame {
     fn parse(text: String, body: Option<Vec<u8>>) -> Self {
-        let json = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in the frame {text:?}"));
+        let json =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in the frame {text:?}"));
         Self { json, text, body, at: Instant::now() }
     }
 
@@ -561,7 +562,9 @@ impl Client {
     }
 
     pub fn send_text(&mut self, text: &str) {
-        self.writer.send_text(text).unwrap_or_else(|error| panic!("{} cannot send {text:?}: {error}", self.user));
+        self.writer
+            .send_text(text)
+            .unwrap_or_else(|error| panic!("{} cannot send {text:?}: {error}", self.user));
     }
 
     /// Sends a request and waits for its answer, whatever that is.
@@ -656,7 +659,8 @@ impl Client {
 
     /// The answer to the request with this id.
     pub fn reply(&mut self, id: &str) -> Frame {
-        const ANSWERS: [&str; 6] = ["ok", "error", "msg.ack", "history.page", "conversation.page", "room.joined"];
+        const ANSWERS: [&str; 6] =
+            ["ok", "error", "msg.ack", "history.page", "conversation.page", "room.joined"];
         self.find(&format!("the answer to {id}"), |frame| {
             ANSWERS.contains(&frame.kind()) && frame.json["id"].as_str() == Some(id)
         })
@@ -748,7 +752,10 @@ impl Client {
             }
             let page = self.ask("conversation.list", fields).expect_kind("conversation.page");
             let more = page.json["more"].as_bool().expect("more is true or false");
-            assert!(!more || !page.list_of("conversations").is_empty(), "an empty page says that there is more");
+            assert!(
+                !more || !page.list_of("conversations").is_empty(),
+                "an empty page says that there is more"
+            );
             all.extend(page.list_of("conversations").iter().cloned());
             if !more {
                 return all;
@@ -823,7 +830,8 @@ impl Client {
 
 impl Ending {
     pub fn check(&self, transport: Transport, code: u16, reason: &str) {
-        let notice = self.notice.as_ref().unwrap_or_else(|| panic!("no session.closed at the end of {self:?}"));
+        let notice =
+            self.notice.as_ref().unwrap_or_else(|| panic!("no session.closed at the end of {self:?}"));
         assert_eq!(
             (notice.number_of("code"), notice.text_of("reason")),
             (u64::from(code), reason),

@@ -53,7 +53,10 @@ pub fn output_folder() -> PathBuf {
         Some(path) => PathBuf::from(path),
         None => {
             let test = std::env::current_exe().expect("a running test has a path");
-            test.parent().and_then(Path::parent).expect("tests are built in <profile>/deps").join("e2e-output")
+            test.parent()
+                .and_then(Path::parent)
+                .expect("tests are built in <profile>/deps")
+                .join("e2e-output")
         }
     };
     std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
