@@ -258,7 +258,7 @@ fn metrics_have_the_promised_names_in_prometheus_form() {
     let server = Server::start();
     let mut alice = server.connect(Transport::Ws, "alice");
     alice.tell("bob", 1);
-    let text = http::request("GET", &server.api_url("/metrics"), &[], None).expect(200).text;
+    let text = server.get("/metrics").expect(200).text;
     let metrics = Metrics::parse(&text);
     for name in [
         "bowline_gateway_backpressure_paused_total",

@@ -163,7 +163,7 @@ impl Run {
 }
 
 fn transport_of(pair: u64) -> Transport {
-    if pair % 2 == 0 { Transport::Ws } else { Transport::Tcp }
+    if pair.is_multiple_of(2) { Transport::Ws } else { Transport::Tcp }
 }
 
 /// Sends `EACH` messages, up to 200 without an ack, and sends what has no ack again after each crash. Gives the

@@ -54,7 +54,7 @@ fn an_unacknowledged_push_is_repeated_three_times_and_then_waits(transport: Tran
         let push = bob.expect_push("d:alice:bob", 1);
         assert_eq!((push.text_of("id"), push.text_of("body")), (&*id, "are you there?"));
         let repeated = push.json.get("redelivered").cloned();
-        assert_eq!(repeated, (attempt > 0).then(|| json!(true)), "attempt {attempt}: {}", push.text);
+        assert_eq!(repeated, (attempt > 0).then_some(json!(true)), "attempt {attempt}: {}", push.text);
         at.push(push.at);
     }
     for (n, pair) in at.windows(2).enumerate() {

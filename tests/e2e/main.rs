@@ -23,6 +23,7 @@ mod conversations;
 mod crash;
 mod delivery;
 mod demo;
+mod docs;
 mod drain;
 mod groups;
 mod heartbeat;

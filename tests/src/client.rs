@@ -505,7 +505,7 @@ pub struct Ending {
     /// What came before the end, and was not taken yet; without `session.closed`.
     pub frames: Vec<Frame>,
     /// `session.closed`, when it was the last frame.
-    pub notice: Option<Frame>,
+    pub notice: Option<Box<Frame>>,
     /// The close frame of WebSocket.
     pub close: Option<(u16, String)>,
 }
@@ -538,7 +538,7 @@ impl Client {
                 }
                 Some(Event::Frame(frame)) => before.push(frame),
                 Some(Event::Closed(close)) => {
-                    let notice = before.pop_if(|frame| frame.kind() == "session.closed");
+                    let notice = before.pop_if(|frame| frame.kind() == "session.closed").map(Box::new);
                     return Err(Ending { frames: before, notice, close });
                 }
                 Some(_) => {}
@@ -608,26 +608,6 @@ impl Client {
     }
 
     // --- receiving --------------------------------------------------------------------------------------------
-
-    /// The next frame, or `None` after `limit`.
-    pub fn next_within(&mut self, limit: Duration) -> Option<Frame> {
-        if let Some(frame) = self.kept.pop_front() {
-            return Some(frame);
-        }
-        let end = Instant::now() + limit;
-        loop {
-            match self.reader.next(end)? {
-                Event::Frame(frame) => return Some(frame),
-                Event::Closed(close) => panic!("{} was closed: {close:?}", self.user),
-                Event::BarePong | Event::ProtocolPing | Event::ProtocolPong(_) => {}
-            }
-        }
-    }
-
-    pub fn next(&mut self) -> Frame {
-        self.next_within(PATIENCE)
-            .unwrap_or_else(|| panic!("{} received nothing within {PATIENCE:?}", self.user))
-    }
 
     /// The first frame that fits; what does not stays for later, in its order. An `error` or the end of the
     /// session that was not asked for fails.
@@ -790,7 +770,7 @@ impl Client {
             match self.reader.next(end) {
                 Some(Event::Frame(frame)) => frames.push(frame),
                 Some(Event::Closed(close)) => {
-                    let notice = frames.pop_if(|frame| frame.kind() == "session.closed");
+                    let notice = frames.pop_if(|frame| frame.kind() == "session.closed").map(Box::new);
                     return Ending { frames, notice, close };
                 }
                 Some(_) => {}

@@ -394,7 +394,7 @@ impl Server {
     }
 
     pub fn metrics(&self) -> Metrics {
-        Metrics::parse(&http::request("GET", &self.api_url("/metrics"), &[], None).expect(200).text)
+        Metrics::parse(&self.get("/metrics").expect(200).text)
     }
 }
 
