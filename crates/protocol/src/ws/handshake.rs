@@ -237,7 +237,8 @@ fn key_is_valid(key: &[u8]) -> bool {
 
 /// `Sec-WebSocket-Accept` for a key.
 fn accept(key: &[u8]) -> [u8; 28] {
-    let digest = Sha1::new().chain_update(key).chain_update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").finalize();
+    let digest =
+        Sha1::new().chain_update(key).chain_update(b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").finalize();
     let mut text = [0; 28];
     let written = base64::engine::general_purpose::STANDARD
         .encode_slice(digest, &mut text)
@@ -287,18 +288,23 @@ impl Params {
             if !matches!(name, "token" | "device_id" | "device_class" | "channel" | "resume") {
                 continue;
             }
-            let value = percent_decode(value)
-                .ok_or_else(|| Refused::malformed(format!("the parameter {name} is not percent-encoded UTF-8")))?;
+            let value = percent_decode(value).ok_or_else(|| {
+                Refused::malformed(format!("the parameter {name} is not percent-encoded UTF-8"))
+            })?;
             match name {
                 "token" => tokens.push(value),
                 "device_id" => {
                     let id = DeviceId::parse(&value);
                     params.device_id =
-                        Some(id.map_err(|error| Refused::malformed(format!("the parameter device_id: {error}")))?);
+                        Some(id.map_err(|error| {
+                            Refused::malformed(format!("the parameter device_id: {error}"))
+                        })?);
                 }
                 "device_class" => {
                     let class = DeviceClass::parse(&value).ok_or_else(|| {
-                        Refused::malformed("the parameter device_class is none of web, ios, android, desktop, iot")
+                        Refused::malformed(
+                            "the parameter device_class is none of web, ios, android, desktop, iot",
+                        )
                     })?;
                     params.device_class = Some(class);
                 }
@@ -343,7 +349,9 @@ mod tests {
     const KEY: &str = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
     fn head(line: &str, headers: &str) -> String {
-        format!("{line} HTTP/1.1\r\nHost: a\r\nUpgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n{headers}\r\n")
+        format!(
+            "{line} HTTP/1.1\r\nHost: a\r\nUpgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n{headers}\r\n"
+        )
     }
 
     fn judge(head: &str) -> Result<Upgrade, (u16, String)> {
@@ -368,7 +376,12 @@ mod tests {
             ("GET /ws HTTP/1.1\r\nHost: a\r\n\r\n".into(), 426),
             ("GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\n\r\n".into(), 426),
             (format!("GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n{kv}\r\n"), 400),
-            (format!("GET /ws HTTP/1.0\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{kv}\r\n"), 400),
+            (
+                format!(
+                    "GET /ws HTTP/1.0\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{kv}\r\n"
+                ),
+                400,
+            ),
             (format!("GET /ws HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{kv}\r\n"), 400),
             (head("POST /ws", &kv), 400),
             (head("GET /ws", KEY), 400),
@@ -399,18 +412,27 @@ mod tests {
         let rows = [
             (head("GET /ws?token=t.0-_", &kv), false),
             (head("GET /ws", &format!("{kv}authorization: bearer t.0-_\r\n")), false),
-            (head("GET /ws", &format!("{kv}Sec-WebSocket-Protocol: bowline.v1.json, bearer.t.0-_\r\n")), true),
+            (
+                head("GET /ws", &format!("{kv}Sec-WebSocket-Protocol: bowline.v1.json, bearer.t.0-_\r\n")),
+                true,
+            ),
             (
                 head(
                     "GET /ws",
-                    &format!("{kv}Sec-WebSocket-Protocol: bearer.t.0-_\r\nSec-WebSocket-Protocol: bowline.v1.json\r\n"),
+                    &format!(
+                        "{kv}Sec-WebSocket-Protocol: bearer.t.0-_\r\nSec-WebSocket-Protocol: bowline.v1.json\r\n"
+                    ),
                 ),
                 true,
             ),
         ];
         for (head, subprotocol) in rows {
             let upgrade = judge(&head).unwrap();
-            assert_eq!((upgrade.token.as_deref(), upgrade.subprotocol), (Some("t.0-_"), subprotocol), "{head}");
+            assert_eq!(
+                (upgrade.token.as_deref(), upgrade.subprotocol),
+                (Some("t.0-_"), subprotocol),
+                "{head}"
+            );
         }
     }
 
