@@ -46,6 +46,8 @@ use tokio::{
 pub type DemoTokens = Arc<dyn Fn(&UserId) -> String + Send + Sync>;
 
 pub struct Config {
+    /// `gateway.ws_path`: where the demo page connects.
+    pub ws_path: String,
     /// `gateway.allowed_origins`: empty allows all.
     pub allowed_origins: Vec<String>,
     /// `gateway.max_frame_bytes`: the limit of one message.
@@ -56,6 +58,7 @@ pub struct Config {
 
 struct Public {
     config: Config,
+    page: String,
     requests: Requests,
     verifier: Arc<Verifier>,
 }
@@ -75,9 +78,10 @@ pub struct Server {
 
 impl Server {
     pub fn new(config: Config, requests: Requests, verifier: Arc<Verifier>, runtime: Handle) -> Self {
-        let public = Arc::new(Public { config, requests, verifier });
+        let page = include_str!("../assets/index.html").replace("{ws_path}", &escaped(&config.ws_path));
+        let public = Arc::new(Public { config, page, requests, verifier });
         let routes = Router::new()
-            .route("/", get(page))
+            .route("/", get(demo_page))
             .route("/demo/{file}", get(asset))
             .route("/demo/token", post(demo_token))
             .route("/v1/messages", post(send))
@@ -250,8 +254,13 @@ fn now_ms() -> Millis {
 
 // The demo page
 
-async fn page() -> Response {
-    file("text/html; charset=utf-8", include_str!("../assets/index.html"))
+async fn demo_page(State(public): Shared) -> Response {
+    file("text/html; charset=utf-8", public.page.clone())
+}
+
+/// For the value of an attribute.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;")
 }
 
 async fn asset(axum::extract::Path(name): axum::extract::Path<String>, uri: Uri) -> Response {
@@ -262,7 +271,7 @@ async fn asset(axum::extract::Path(name): axum::extract::Path<String>, uri: Uri)
     }
 }
 
-fn file(kind: &'static str, text: &'static str) -> Response {
+fn file(kind: &'static str, text: impl IntoResponse) -> Response {
     let headers = [
         (header::CONTENT_TYPE, kind),
         (header::CACHE_CONTROL, "no-cache"),
