@@ -1,6 +1,12 @@
-//! The store: what is durable. [`Writer`] and [`Reader`] are the seam; [`sqlite`] is its embedded form.
+//! The store: what is durable. [`Writer`] and [`Reader`] are the seam; [`sqlite`] is its embedded form, [`model`]
+//! a naive one in memory, and [`conformance`] what every form has to pass.
 
 use bowline_delivery::persist::{Batch, Found, Outcome, Query};
+
+mod cache;
+pub mod conformance;
+pub mod model;
+pub mod sqlite;
 
 /// The one writer of a store: group commit, one batch a transaction.
 pub trait Writer: Send {

@@ -1,0 +1,342 @@
+//! A store in memory, as plain as can be: what the others are compared with, and what simulations run on.
+
+use bowline_delivery::persist::{
+    Batch, ConversationState, Device, Fence, Found, Ledger, Member, Message, OutboxEvent, Outcome,
+    PARTITION_COUNT, Query, Receipt, Refused, Summary, Waiting, Write,
+};
+use bowline_protocol::{ConversationId, DeviceId, MessageId, Millis, Seq, UserId, ids::DeviceClass};
+use bytes::Bytes;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Writer and reader; clones are the same store.
+#[derive(Clone, Default)]
+pub struct Model(Arc<Mutex<State>>);
+
+struct State {
+    conversations: BTreeMap<ConversationId, Arc<Conversation>>,
+    ids: HashMap<(UserId, MessageId), Receipt>,
+    devices: BTreeMap<(UserId, DeviceId), (Option<DeviceClass>, Millis)>,
+    ledger: Ledger,
+    outbox: Vec<OutboxEvent>,
+    epochs: [u64; PARTITION_COUNT as usize],
+}
+
+#[derive(Clone)]
+struct Conversation {
+    name: Option<String>,
+    meta: Option<Bytes>,
+    at: Millis,
+    members: BTreeMap<UserId, Member>,
+    messages: Vec<Message>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            conversations: BTreeMap::new(),
+            ids: HashMap::new(),
+            devices: BTreeMap::new(),
+            ledger: Ledger::default(),
+            outbox: Vec::new(),
+            epochs: [1; PARTITION_COUNT as usize],
+        }
+    }
+}
+
+impl Conversation {
+    fn last(&self) -> Seq {
+        self.messages.last().map_or(0, |message| message.seq)
+    }
+
+    fn last_ts(&self) -> Millis {
+        self.messages.last().map_or(self.at, |message| message.ts)
+    }
+
+    fn waiting(&self) -> i64 {
+        let term = |m: &Member| self.last() as i64 - (m.delivered + m.own_above_delivered) as i64;
+        self.members.values().map(term).sum()
+    }
+}
+
+impl Model {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another owner takes a partition: batches under the old epoch are stale from now on.
+    pub fn take_over(&self, partition: u16, epoch: u64) {
+        self.state().epochs[usize::from(partition)] = epoch;
+    }
+
+    /// The events that were stored and not taken yet.
+    pub fn take_outbox(&self) -> Vec<OutboxEvent> {
+        std::mem::take(&mut self.state().outbox)
+    }
+}
+
+impl crate::Writer for Model {
+    fn commit(&mut self, batch: &Batch) -> Outcome {
+        self.state().commit(batch)
+    }
+}
+
+impl crate::Reader for Model {
+    fn read(&mut self, query: &Query) -> Found {
+        self.state().read(query)
+    }
+}
+
+/// The state that a batch is about to make.
+struct Draft<'a> {
+    before: &'a State,
+    conversations: BTreeMap<ConversationId, Arc<Conversation>>,
+    devices: BTreeMap<(UserId, DeviceId), (Option<DeviceClass>, Millis)>,
+    ids: HashMap<(UserId, MessageId), Receipt>,
+    deleted: BTreeSet<(UserId, MessageId)>,
+}
+
+impl State {
+    fn commit(&mut self, batch: &Batch) -> Outcome {
+        for Fence { partition, epoch } in &batch.fences {
+            let held = self.epochs[usize::from(*partition)];
+            if held != *epoch {
+                return Outcome::Stale { partition: *partition, epoch: held };
+            }
+        }
+        let mut draft = Draft {
+            before: self,
+            conversations: self.conversations.clone(),
+            devices: self.devices.clone(),
+            ids: HashMap::new(),
+            deleted: BTreeSet::new(),
+        };
+        let mut faults = Vec::new();
+        for (index, write) in batch.writes.iter().enumerate() {
+            match draft.write(write) {
+                Ok(None) => {}
+                Ok(Some(fault)) => faults.push((index, fault)),
+                Err(text) => return Outcome::Failed(text.into()),
+            }
+        }
+        if !faults.is_empty() {
+            return Outcome::Refused(faults);
+        }
+        let Draft { conversations, devices, ids, deleted, .. } = draft;
+        (self.conversations, self.devices) = (conversations, devices);
+        self.ids.retain(|key, _| !deleted.contains(key));
+        self.ids.extend(ids);
+        self.ledger.accepted += batch.ledger.accepted;
+        self.ledger.delivered += batch.ledger.delivered;
+        self.ledger.expired += batch.ledger.expired;
+        self.outbox.extend(batch.outbox.iter().cloned());
+        Outcome::Committed
+    }
+
+    fn read(&self, query: &Query) -> Found {
+        match query {
+            Query::Conversation { conversation, tail } => {
+                Found::Conversation(self.conversations.get(conversation).map(|found| {
+                    let skip = found.messages.len().saturating_sub(*tail as usize);
+                    Box::new(ConversationState {
+                        name: found.name.clone(),
+                        meta: found.meta.clone(),
+                        last: found.last(),
+                        last_ts: found.last_ts(),
+                        members: found.members.clone().into_iter().collect(),
+                        tail: found.messages[skip..].to_vec(),
+                    })
+                }))
+            }
+            Query::Messages { conversation, from, to, limit, bytes_max, newest } => {
+                let mut range: Vec<Message> = self.range(conversation, *from, *to).cloned().collect();
+                if *newest {
+                    range.reverse();
+                }
+                let (mut messages, mut bytes) = (Vec::new(), 0);
+                for message in range.into_iter().take(*limit as usize) {
+                    bytes += message.body.bytes().len() as u64;
+                    if bytes > *bytes_max && !messages.is_empty() {
+                        break;
+                    }
+                    messages.push(message);
+                }
+                if *newest {
+                    messages.reverse();
+                }
+                Found::Messages(messages)
+            }
+            Query::Senders { conversation, user, from, to } => {
+                let own = self.range(conversation, *from, *to).filter(|m| m.from == *user).count() as u64;
+                let senders = self.range(conversation, *from, *to).map(|m| m.from.clone());
+                let others: BTreeSet<UserId> = senders.filter(|from| from != user).collect();
+                Found::Senders { own, others: others.into_iter().collect() }
+            }
+            Query::Waiting { user, device } => {
+                let waiting = |(id, found): (&ConversationId, &Arc<Conversation>)| {
+                    let member = found.members.get(user)?;
+                    let position = member.position(device);
+                    let by_this_device = |m: &Message| m.from == *user && m.device.as_ref() == Some(device);
+                    let waits = found
+                        .messages
+                        .iter()
+                        .any(|m| m.seq > position && m.seq >= member.first && !by_this_device(m));
+                    waits.then(|| Waiting {
+                        conversation: id.clone(),
+                        first: member.first,
+                        last: found.last(),
+                        position,
+                        unread: member.unread(found.last()),
+                    })
+                };
+                Found::Waiting {
+                    devices: self.devices(user),
+                    conversations: self.conversations.iter().filter_map(waiting).collect(),
+                }
+            }
+            Query::Conversations { user, after, limit } => self.list(user, after.as_ref(), *limit as usize),
+            Query::Devices { user } => Found::Devices(self.devices(user)),
+            Query::Ledger => {
+                let waiting: i64 = self.conversations.values().map(|found| found.waiting()).sum();
+                Found::Ledger { ledger: self.ledger, waiting: waiting.max(0) as u64 }
+            }
+        }
+    }
+
+    fn range(&self, id: &ConversationId, from: Seq, to: Seq) -> impl Iterator<Item = &Message> {
+        let messages = self.conversations.get(id).map_or(&[][..], |found| &found.messages);
+        messages.iter().filter(move |message| (from..=to).contains(&message.seq))
+    }
+
+    fn devices(&self, user: &UserId) -> Vec<Device> {
+        let own = self.devices.iter().filter(|((owner, _), _)| owner == user);
+        own.map(|((_, device), (class, last_seen))| Device {
+            device: device.clone(),
+            class: *class,
+            last_seen: *last_seen,
+        })
+        .collect()
+    }
+
+    fn list(&self, user: &UserId, after: Option<&ConversationId>, limit: usize) -> Found {
+        let order = |id: &ConversationId, found: &Conversation| (Reverse(found.last_ts()), id.clone());
+        let mine = self.conversations.iter().filter(|(_, found)| found.members.contains_key(user));
+        let mut all: Vec<_> = mine.map(|(id, found)| order(id, found)).collect();
+        all.sort();
+        if let Some(after) = after {
+            match self.conversations.get(after) {
+                Some(found) => all.retain(|line| *line > order(after, found)),
+                None => all.clear(),
+            }
+        }
+        let more = all.len() > limit;
+        all.truncate(limit);
+        let summary = |(_, id): (Reverse<Millis>, ConversationId)| {
+            let found = &self.conversations[&id];
+            let member = found.members[user].clone();
+            let other = id.peers().map(|(a, b)| if a == *user { b } else { a });
+            let peer = other.filter(|other| other != user).and_then(|other| found.members.get(&other));
+            Summary {
+                name: found.name.clone(),
+                meta: found.meta.clone(),
+                last: found.last(),
+                peer: peer.map(|member| (member.delivered, member.read)),
+                last_message: found.messages.last().filter(|m| m.seq >= member.first).cloned(),
+                member,
+                conversation: id,
+            }
+        };
+        Found::Conversations { conversations: all.into_iter().map(summary).collect(), more }
+    }
+}
+
+impl Draft<'_> {
+    fn write(&mut self, write: &Write) -> Result<Option<Refused>, String> {
+        match write {
+            Write::CreateConversation { conversation, name, meta, at, members } => {
+                if self.conversations.contains_key(conversation) {
+                    return Ok(Some(Refused::ConversationExists));
+                }
+                let new = Conversation {
+                    name: name.clone(),
+                    meta: meta.clone(),
+                    at: *at,
+                    members: members.iter().cloned().collect(),
+                    messages: Vec::new(),
+                };
+                self.conversations.insert(conversation.clone(), Arc::new(new));
+            }
+            Write::Message(message) => {
+                let found = self
+                    .conversations
+                    .get_mut(&message.conversation)
+                    .ok_or_else(|| format!("{} does not exist", message.conversation))?;
+                let key = (message.from.clone(), message.id.clone());
+                let stored = self.before.ids.get(&key).filter(|_| !self.deleted.contains(&key));
+                if let Some(receipt) = self.ids.get(&key).or(stored) {
+                    return Ok(Some(Refused::Duplicate(receipt.clone())));
+                }
+                if found.messages.iter().any(|other| other.seq == message.seq) {
+                    let stored = self.before.conversations.get(&message.conversation);
+                    return Ok(Some(Refused::SeqTaken { last: stored.map_or(0, |found| found.last()) }));
+                }
+                let receipt = Receipt {
+                    conversation: message.conversation.clone(),
+                    seq: message.seq,
+                    ts: message.ts,
+                    hash: message.hash,
+                };
+                self.ids.insert(key, receipt);
+                let messages = &mut Arc::make_mut(found).messages;
+                messages.push(message.clone());
+                messages.sort_by_key(|message| message.seq);
+            }
+            Write::PutMember { conversation, user, member } => {
+                let found = self
+                    .conversations
+                    .get_mut(conversation)
+                    .ok_or_else(|| format!("{conversation} does not exist"))?;
+                Arc::make_mut(found).members.insert(user.clone(), member.clone());
+            }
+            Write::RemoveMember { conversation, user } => {
+                if let Some(found) = self.conversations.get_mut(conversation) {
+                    Arc::make_mut(found).members.remove(user);
+                }
+            }
+            Write::RenameConversation { conversation, name, meta } => {
+                if let Some(found) = self.conversations.get_mut(conversation).map(Arc::make_mut) {
+                    found.name = name.clone().or(found.name.take());
+                    found.meta = meta.clone().or(found.meta.take());
+                }
+            }
+            Write::DeleteConversation { conversation } => {
+                if let Some(found) = self.conversations.remove(conversation) {
+                    for message in &found.messages {
+                        let key = (message.from.clone(), message.id.clone());
+                        self.ids.remove(&key);
+                        self.deleted.insert(key);
+                    }
+                }
+            }
+            Write::PutDevice { user, device, class, last_seen } => {
+                self.devices.insert((user.clone(), device.clone()), (*class, *last_seen));
+            }
+            Write::ForgetDevice { user, device } => {
+                self.devices.remove(&(user.clone(), device.clone()));
+                for found in self.conversations.values_mut() {
+                    if let Some(member) = Arc::make_mut(found).members.get_mut(user) {
+                        member.lagging.retain(|(other, _)| other != device);
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,443 @@
+//! Reads, each from one state of the database.
+
+use super::{Home, codec};
+use crate::cache::Cache;
+use bowline_delivery::persist::{
+    ConversationState, Device, Found, Ledger, Member, Message, Query, Summary, Waiting,
+};
+use bowline_protocol::{ConversationId, DeviceId, MessageId, Millis, Seq, UserId};
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension, Result, Row, params, types::ValueRef};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+/// Names of users by key, in entries of one generation. Neither ever changes.
+const NAMES_CACHED: usize = 20_000;
+
+/// One connection for reads; for one thread.
+pub struct Reader {
+    db: Connection,
+    names: Names,
+    _home: Arc<Home>,
+}
+
+impl crate::Reader for Reader {
+    fn read(&mut self, query: &Query) -> Found {
+        match self.answer(query) {
+            Ok(found) => found,
+            Err(error) => {
+                if !self.db.is_autocommit() {
+                    // Should this fail, the next read fails too and says so.
+                    let _ = self.db.execute_batch("ROLLBACK");
+                }
+                Found::Failed(format!("the database could not be read: {error}").into())
+            }
+        }
+    }
+}
+
+/// Names and keys of users, as far as they were needed lately.
+struct Names {
+    by_key: HashMap<i64, UserId, ahash::RandomState>,
+    keys: Cache<UserId, i64>,
+}
+
+impl Reader {
+    pub(super) fn new(db: Connection, home: Arc<Home>) -> Self {
+        let names = Names { by_key: Default::default(), keys: Cache::new(NAMES_CACHED) };
+        Self { db, names, _home: home }
+    }
+
+    fn answer(&mut self, query: &Query) -> Result<Found> {
+        // A user that the store has never seen is found out by one probe, without a transaction: at a burst of
+        // connects this is the common case. Users are never deleted.
+        let user = match query {
+            Query::Waiting { user, .. } | Query::Conversations { user, .. } | Query::Devices { user } => {
+                match self.names.key(&self.db, user)? {
+                    Some(key) => key,
+                    None => {
+                        return Ok(match query {
+                            Query::Waiting { .. } => {
+                                Found::Waiting { devices: vec![], conversations: vec![] }
+                            }
+                            Query::Conversations { .. } => {
+                                Found::Conversations { conversations: vec![], more: false }
+                            }
+                            _ => Found::Devices(vec![]),
+                        });
+                    }
+                }
+            }
+            Query::Senders { user, .. } => self.names.key(&self.db, user)?.unwrap_or(0),
+            _ => 0,
+        };
+        self.db.prepare_cached("BEGIN")?.execute([])?;
+        let found = self.look_up(query, user)?;
+        self.db.prepare_cached("COMMIT")?.execute([])?;
+        Ok(found)
+    }
+
+    fn look_up(&mut self, query: &Query, user: i64) -> Result<Found> {
+        Ok(match query {
+            Query::Conversation { conversation, tail } => {
+                Found::Conversation(self.conversation(conversation, *tail)?.map(Box::new))
+            }
+            Query::Messages { conversation, from, to, limit, bytes_max, newest } => {
+                Found::Messages(match self.key(conversation)? {
+                    Some(key) => {
+                        self.messages(key, conversation, (*from, *to), *limit, *bytes_max, *newest)?
+                    }
+                    None => vec![],
+                })
+            }
+            Query::Senders { conversation, from, to, .. } => self.senders(conversation, user, *from, *to)?,
+            Query::Waiting { device, .. } => {
+                Found::Waiting { devices: self.devices(user)?, conversations: self.waiting(user, device)? }
+            }
+            Query::Conversations { after, limit, .. } => {
+                self.conversations(user, after.as_ref(), *limit as usize)?
+            }
+            Query::Devices { .. } => Found::Devices(self.devices(user)?),
+            Query::Ledger => self.ledger()?,
+        })
+    }
+
+    fn key(&self, conversation: &ConversationId) -> Result<Option<i64>> {
+        self.db
+            .prepare_cached("SELECT id FROM conversations WHERE conversation_id = ?1")?
+            .query_row([conversation.as_str()], |row| row.get(0))
+            .optional()
+    }
+
+    /// The newest number and its time; `floor` and `created_at` where there is no message.
+    fn newest(&self, key: i64, floor: Seq, created_at: Millis) -> Result<(Seq, Millis)> {
+        let found = self
+            .db
+            .prepare_cached("SELECT seq, ts FROM messages WHERE conversation = ?1 ORDER BY seq DESC LIMIT 1")?
+            .query_row([key], |row| Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?)))
+            .optional()?;
+        Ok(found.unwrap_or((floor, created_at)))
+    }
+
+    fn conversation(&mut self, id: &ConversationId, tail: u32) -> Result<Option<ConversationState>> {
+        let found = self
+            .db
+            .prepare_cached(
+                "SELECT id, name, meta, created_at, floor_seq FROM conversations WHERE conversation_id = ?1",
+            )?
+            .query_row([id.as_str()], |row| {
+                let floor = codec::unsigned(row, 4)?;
+                Ok((row.get::<_, i64>(0)?, row.get(1)?, meta(row, 2)?, codec::unsigned(row, 3)?, floor))
+            })
+            .optional()?;
+        let Some((key, name, meta, created_at, floor)) = found else { return Ok(None) };
+        let (last, last_ts) = self.newest(key, floor, created_at)?;
+        let mut members = Vec::new();
+        {
+            let mut select = self.db.prepare_cached(
+                "SELECT m.user, m.role, m.joined, m.first, m.delivered, m.read, m.own_above_delivered, \
+                 m.own_above_read, m.lagging FROM members m WHERE m.conversation = ?1",
+            )?;
+            let mut rows = select.query([key])?;
+            while let Some(row) = rows.next()? {
+                let user = self.names.name(&self.db, row.get(0)?)?;
+                members.push((user, codec::member(row, 1)?));
+            }
+        }
+        let tail = match tail {
+            0 => vec![],
+            limit => self.messages(key, id, (1, last), limit, u64::MAX, true)?,
+        };
+        Ok(Some(ConversationState { name, meta, last, last_ts, members, tail }))
+    }
+
+    fn messages(
+        &mut self,
+        key: i64,
+        conversation: &ConversationId,
+        (from, to): (Seq, Seq),
+        limit: u32,
+        bytes_max: u64,
+        newest: bool,
+    ) -> Result<Vec<Message>> {
+        let mut select = self.db.prepare_cached(if newest {
+            "SELECT m.seq, m.sender, m.message_id, m.device, m.ts, m.hash, m.body_kind, m.body FROM messages m \
+             WHERE m.conversation = ?1 AND m.seq BETWEEN ?2 AND ?3 ORDER BY m.seq DESC LIMIT ?4"
+        } else {
+            "SELECT m.seq, m.sender, m.message_id, m.device, m.ts, m.hash, m.body_kind, m.body FROM messages m \
+             WHERE m.conversation = ?1 AND m.seq BETWEEN ?2 AND ?3 ORDER BY m.seq LIMIT ?4"
+        })?;
+        let mut rows = select.query(params![key, signed(from), signed(to), limit])?;
+        let (mut messages, mut bytes) = (Vec::new(), 0);
+        while let Some(row) = rows.next()? {
+            let message = message(row, conversation, &mut self.names, &self.db)?;
+            bytes += message.body.bytes().len() as u64;
+            if bytes > bytes_max && !messages.is_empty() {
+                break;
+            }
+            messages.push(message);
+        }
+        if newest {
+            messages.reverse();
+        }
+        Ok(messages)
+    }
+
+    fn senders(&mut self, conversation: &ConversationId, user: i64, from: Seq, to: Seq) -> Result<Found> {
+        let (mut own, mut others) = (0, Vec::new());
+        if let Some(key) = self.key(conversation)? {
+            let mut select = self.db.prepare_cached(
+                "SELECT sender, count(*) FROM messages WHERE conversation = ?1 AND seq BETWEEN ?2 AND ?3 \
+                 GROUP BY sender ORDER BY sender",
+            )?;
+            let mut rows = select.query(params![key, signed(from), signed(to)])?;
+            while let Some(row) = rows.next()? {
+                let sender: i64 = row.get(0)?;
+                if sender == user {
+                    own = codec::unsigned(row, 1)?;
+                } else {
+                    others.push(self.names.name(&self.db, sender)?);
+                }
+            }
+        }
+        Ok(Found::Senders { own, others })
+    }
+
+    fn devices(&self, user: i64) -> Result<Vec<Device>> {
+        let mut select =
+            self.db.prepare_cached("SELECT device, class, last_seen FROM devices WHERE user = ?1")?;
+        let mut rows = select.query([user])?;
+        let mut devices = Vec::new();
+        while let Some(row) = rows.next()? {
+            devices.push(Device {
+                device: codec::unpack(row.get_ref(0)?, DeviceId::trusted)?,
+                class: codec::class(row.get_ref(1)?)?,
+                last_seen: codec::unsigned(row, 2)?,
+            });
+        }
+        Ok(devices)
+    }
+
+    fn waiting(&self, user: i64, device: &DeviceId) -> Result<Vec<Waiting>> {
+        let mut select = self.db.prepare_cached(
+            "SELECT m.conversation, (SELECT max(seq) FROM messages WHERE conversation = m.conversation), \
+             m.role, m.joined, m.first, m.delivered, m.read, m.own_above_delivered, m.own_above_read, m.lagging \
+             FROM members m WHERE m.user = ?1",
+        )?;
+        let mut waiting = Vec::new();
+        let mut rows = select.query([user])?;
+        while let Some(row) = rows.next()? {
+            // Where retention took all messages nothing can wait.
+            let Some(last) = row.get::<_, Option<i64>>(1)? else { continue };
+            let (key, last, member) = (row.get(0)?, last as Seq, codec::member(row, 2)?);
+            let position = member.position(device);
+            if last <= position || !self.others_above(key, &member, position, user, device)? {
+                continue;
+            }
+            waiting.push(Waiting {
+                conversation: self.id(key)?,
+                first: member.first,
+                last,
+                position,
+                unread: member.unread(last),
+            });
+        }
+        Ok(waiting)
+    }
+
+    /// Whether a message that the user sees lies above the position and was not sent by this device. Own ones are
+    /// passed over one by one; there are few, because they move the position when nothing lies between.
+    fn others_above(
+        &self,
+        key: i64,
+        member: &Member,
+        position: Seq,
+        user: i64,
+        device: &DeviceId,
+    ) -> Result<bool> {
+        self.db
+            .prepare_cached(
+                "SELECT 1 FROM messages WHERE conversation = ?1 AND seq >= ?2 \
+                 AND NOT (sender = ?3 AND device IS ?4) LIMIT 1",
+            )?
+            .exists(params![key, signed(member.first.max(position + 1)), user, codec::Packed::new(device)])
+    }
+
+    fn id(&self, key: i64) -> Result<ConversationId> {
+        self.db
+            .prepare_cached("SELECT conversation_id FROM conversations WHERE id = ?1")?
+            .query_row([key], |row| Ok(ConversationId::trusted(row.get_ref(0)?.as_str()?)))
+    }
+
+    fn conversations(&mut self, user: i64, after: Option<&ConversationId>, limit: usize) -> Result<Found> {
+        // Activity is not kept anywhere, so that a message writes one row; it is looked up for all of the user's
+        // conversations, and the rest only for those of the page.
+        let mut all = Vec::new();
+        {
+            let mut select = self.db.prepare_cached(
+                "SELECT c.id, c.conversation_id, c.created_at, c.floor_seq FROM members m \
+                 JOIN conversations c ON c.id = m.conversation WHERE m.user = ?1",
+            )?;
+            let mut rows = select.query([user])?;
+            while let Some(row) = rows.next()? {
+                let key = row.get(0)?;
+                let (last, at) = self.newest(key, codec::unsigned(row, 3)?, codec::unsigned(row, 2)?)?;
+                let id = ConversationId::trusted(row.get_ref(1)?.as_str()?);
+                all.push(Line { order: (Reverse(at), id), key, last });
+            }
+        }
+        all.sort_unstable_by(|a, b| a.order.cmp(&b.order));
+        let begin = match after {
+            None => 0,
+            // After a conversation that the user has left since, the list goes on where that one would stand.
+            Some(after) => match self.activity(after)? {
+                Some(at) => {
+                    let cursor = (Reverse(at), after.clone());
+                    all.partition_point(|line| line.order <= cursor)
+                }
+                None => all.len(),
+            },
+        };
+        let page = &all[begin..all.len().min(begin.saturating_add(limit))];
+        let more = begin + page.len() < all.len();
+        let conversations = page.iter().map(|line| self.summary(line, user)).collect::<Result<_>>()?;
+        Ok(Found::Conversations { conversations, more })
+    }
+
+    fn activity(&self, conversation: &ConversationId) -> Result<Option<Millis>> {
+        let found = self
+            .db
+            .prepare_cached("SELECT id, created_at FROM conversations WHERE conversation_id = ?1")?
+            .query_row([conversation.as_str()], |row| Ok((row.get(0)?, codec::unsigned(row, 1)?)))
+            .optional()?;
+        let Some((key, created_at)) = found else { return Ok(None) };
+        Ok(Some(self.newest(key, 0, created_at)?.1))
+    }
+
+    fn summary(&mut self, line: &Line, user: i64) -> Result<Summary> {
+        let (id, last) = (&line.order.1, line.last);
+        let (name, meta) = self
+            .db
+            .prepare_cached("SELECT name, meta FROM conversations WHERE id = ?1")?
+            .query_row([line.key], |row| Ok((row.get(0)?, meta(row, 1)?)))?;
+        let member = self
+            .db
+            .prepare_cached(
+                "SELECT m.role, m.joined, m.first, m.delivered, m.read, m.own_above_delivered, m.own_above_read, \
+                 m.lagging FROM members m WHERE m.conversation = ?1 AND m.user = ?2",
+            )?
+            .query_row([line.key, user], |row| codec::member(row, 0))?;
+        let peer = match id.peers() {
+            None => None,
+            Some((one, other)) => {
+                let mine = self.names.name(&self.db, user)?;
+                match self.names.key(&self.db, if one == mine { &other } else { &one })? {
+                    Some(key) if key != user => self
+                        .db
+                        .prepare_cached(
+                            "SELECT delivered, read FROM members WHERE conversation = ?1 AND user = ?2",
+                        )?
+                        .query_row([line.key, key], |row| {
+                            Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?))
+                        })
+                        .optional()?,
+                    _ => None,
+                }
+            }
+        };
+        let last_message = if last < member.first {
+            None
+        } else {
+            self.messages(line.key, id, (last, last), 1, u64::MAX, true)?.pop()
+        };
+        Ok(Summary { conversation: id.clone(), name, meta, last, member, peer, last_message })
+    }
+
+    fn ledger(&self) -> Result<Found> {
+        self.db
+            .prepare_cached("SELECT accepted, delivered, expired, dropped, max(waiting, 0) FROM ledger")?
+            .query_row([], |row| {
+                Ok(Found::Ledger {
+                    ledger: Ledger {
+                        accepted: codec::unsigned(row, 0)?,
+                        delivered: codec::unsigned(row, 1)?,
+                        expired: codec::unsigned(row, 2)?,
+                        dropped: codec::unsigned(row, 3)?,
+                    },
+                    waiting: codec::unsigned(row, 4)?,
+                })
+            })
+    }
+
+    pub(super) fn connection(&self) -> &Connection {
+        &self.db
+    }
+}
+
+/// A conversation in the list, before its details are looked up.
+struct Line {
+    order: (Reverse<Millis>, ConversationId),
+    key: i64,
+    last: Seq,
+}
+
+impl Names {
+    fn key(&mut self, db: &Connection, user: &UserId) -> Result<Option<i64>> {
+        if let Some(key) = self.keys.find(user) {
+            return Ok(Some(*key));
+        }
+        let found = db
+            .prepare_cached("SELECT id FROM users WHERE name = ?1")?
+            .query_row([user.as_str()], |row| row.get(0))
+            .optional()?;
+        if let Some(key) = found {
+            self.keys.insert(user.clone(), key);
+        }
+        Ok(found)
+    }
+
+    fn name(&mut self, db: &Connection, key: i64) -> Result<UserId> {
+        if let Some(name) = self.by_key.get(&key) {
+            return Ok(name.clone());
+        }
+        let name = db
+            .prepare_cached("SELECT name FROM users WHERE id = ?1")?
+            .query_row([key], |row| Ok(UserId::trusted(row.get_ref(0)?.as_str()?)))?;
+        if self.by_key.len() >= NAMES_CACHED {
+            self.by_key.clear();
+        }
+        self.by_key.insert(key, name.clone());
+        Ok(name)
+    }
+}
+
+fn message(
+    row: &Row<'_>,
+    conversation: &ConversationId,
+    names: &mut Names,
+    db: &Connection,
+) -> Result<Message> {
+    // A stream that runs has no text yet.
+    let bytes = match row.get_ref(7)? {
+        ValueRef::Null => Bytes::from_static(b"null"),
+        value => Bytes::copy_from_slice(value.as_blob()?),
+    };
+    Ok(Message {
+        conversation: conversation.clone(),
+        seq: codec::unsigned(row, 0)?,
+        from: names.name(db, row.get(1)?)?,
+        id: codec::unpack(row.get_ref(2)?, MessageId::trusted)?,
+        device: codec::unpack_optional(row.get_ref(3)?, DeviceId::trusted)?,
+        ts: codec::unsigned(row, 4)?,
+        hash: codec::hash(row.get_ref(5)?)?,
+        body: codec::body(row.get(6)?, bytes)?,
+    })
+}
+
+fn meta(row: &Row<'_>, at: usize) -> Result<Option<Bytes>> {
+    Ok(row.get_ref(at)?.as_blob_or_null()?.map(Bytes::copy_from_slice))
+}
+
+/// Numbers beyond what the database holds are beyond every message.
+fn signed(seq: Seq) -> i64 {
+    i64::try_from(seq).unwrap_or(i64::MAX)
+}
