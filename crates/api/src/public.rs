@@ -25,25 +25,37 @@ use bowline_protocol::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
     service::TowerToHyperService,
 };
 use serde::Deserialize;
 use std::{
+    future::poll_fn,
     net::{IpAddr, SocketAddr, TcpStream},
-    sync::Arc,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::SystemTime,
 };
 use tokio::{
+    io::AsyncWriteExt,
     runtime::Handle,
     sync::{Semaphore, oneshot},
     time::timeout,
 };
 
 /// Signs a token for a user of the demo page.
-pub type DemoTokens = Arc<dyn Fn(&UserId) -> String + Send + Sync>;
+pub type DemoTokens = Arc<dyn Fn(&UserId) -> Result<String, BoxError> + Send + Sync>;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Takes a connection back, with the bytes that were read from it.
+type HandBack = Box<dyn Fn(TcpStream, Bytes) + Send + Sync>;
 
 pub struct Config {
     /// `gateway.ws_path`: where the demo page connects.
@@ -74,6 +86,7 @@ pub struct Server {
     routes: Router,
     places: Arc<Semaphore>,
     runtime: Handle,
+    hand_back: Arc<OnceLock<HandBack>>,
 }
 
 impl Server {
@@ -89,7 +102,14 @@ impl Server {
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
             .with_state(public);
-        Self { routes, places: Arc::new(Semaphore::new(PUBLIC_CONNECTIONS_MAX)), runtime }
+        let places = Arc::new(Semaphore::new(PUBLIC_CONNECTIONS_MAX));
+        Self { routes, places, runtime, hand_back: Arc::default() }
+    }
+
+    /// Says who takes a connection on which a WebSocket is asked for after other requests: a proxy does that with
+    /// connections that it keeps. The first call counts.
+    pub fn hand_back(&self, take: impl Fn(TcpStream, Bytes) + Send + Sync + 'static) {
+        let _ = self.hand_back.set(Box::new(take));
     }
 
     /// Takes a connection and the bytes that were read from it so far; returns at once, on any thread.
@@ -98,30 +118,116 @@ impl Server {
             tracing::warn!(limit = PUBLIC_CONNECTIONS_MAX, "too many HTTP connections; one was closed");
             return;
         };
-        let routes = self.routes.clone();
+        let server = self.clone();
         self.runtime.spawn(async move {
             // How a connection ends is the client's business.
-            if let Err(error) = serve_connection(routes, stream, head).await {
-                tracing::debug!(%error, "an HTTP connection ended");
+            if let Err(error) = server.serve_connection(stream, head).await {
+                tracing::debug!(error, "an HTTP connection ended");
             }
             drop(place);
         });
     }
+
+    async fn serve_connection(self, stream: TcpStream, head: Bytes) -> Result<(), BoxError> {
+        stream.set_nonblocking(true)?;
+        let peer = stream.peer_addr()?;
+        let mut rewind = Rewind { head, stream: tokio::net::TcpStream::from_std(stream)? };
+        let routes = TowerToHyperService::new(self.routes.layer(Extension(Peer(peer))));
+        if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.timer(TokioTimer::new());
+            return Ok(builder.serve_connection(TokioIo::new(rewind), routes).await?);
+        }
+        let turn = Arc::new(Mutex::new(Turn::default()));
+        let has_taker = self.hand_back.get().is_some();
+        let service = service_fn(|request| answer_or_hand_back(&routes, &turn, has_taker, request));
+        let mut builder = http1::Builder::new();
+        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+        let mut connection = builder.serve_connection(TokioIo::new(rewind), service);
+        let ended = poll_fn(|context| connection.poll_without_shutdown(context)).await;
+        let head = lock(&turn).handed_back.take();
+        let (Some(head), Some(take)) = (head, self.hand_back.get()) else {
+            let mut rewind = connection.into_parts().io.into_inner();
+            rewind.stream.shutdown().await?;
+            return Ok(ended?);
+        };
+        let parts = connection.into_parts();
+        let rewind = parts.io.into_inner();
+        let read = [&head[..], &parts.read_buf, &rewind.head].concat();
+        take(rewind.stream.into_std()?, read.into());
+        Ok(())
+    }
 }
 
-async fn serve_connection(
-    routes: Router,
-    stream: TcpStream,
-    head: Bytes,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    stream.set_nonblocking(true)?;
-    let peer = stream.peer_addr()?;
-    let stream = tokio::net::TcpStream::from_std(stream)?;
-    let service = TowerToHyperService::new(routes.layer(Extension(Peer(peer))));
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    builder.http2().timer(TokioTimer::new());
-    builder.serve_connection(TokioIo::new(Rewind { head, stream }), service).await
+/// What a connection over HTTP/1 has come to.
+#[derive(Default)]
+struct Turn {
+    requests: u64,
+    /// The head of the request that asks for a WebSocket.
+    handed_back: Option<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct HandedBack;
+
+impl std::fmt::Display for HandedBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the connection goes back to the gateway")
+    }
+}
+
+impl std::error::Error for HandedBack {}
+
+fn lock(turn: &Mutex<Turn>) -> MutexGuard<'_, Turn> {
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response, HandedBack>> + Send>>;
+
+/// The first request of a connection came from a shard, which has seen that it asks for no WebSocket; giving that
+/// one back would go round for ever.
+fn answer_or_hand_back(
+    routes: &TowerToHyperService<Router>,
+    turn: &Mutex<Turn>,
+    has_taker: bool,
+    request: http::Request<Incoming>,
+) -> Answering {
+    let mut turn = lock(turn);
+    turn.requests += 1;
+    if has_taker && turn.requests > 1 && asks_for_web_socket(&request) {
+        turn.handed_back = Some(head_of(&request));
+        return Box::pin(async { Err(HandedBack) });
+    }
+    drop(turn);
+    let answer = routes.call(request);
+    Box::pin(async move {
+        match answer.await {
+            Ok(response) => Ok(response),
+            Err(never) => match never {},
+        }
+    })
+}
+
+fn asks_for_web_socket<B>(request: &http::Request<B>) -> bool {
+    let upgrades = request.headers().get_all(header::UPGRADE);
+    request.method() == Method::GET
+        && upgrades
+            .iter()
+            .any(|value| value.as_bytes().to_ascii_lowercase().windows(9).any(|w| w == b"websocket"))
+}
+
+/// The request's head as it may have been written.
+fn head_of<B>(request: &http::Request<B>) -> Vec<u8> {
+    let target = request.uri().path_and_query().map_or("/", |target| target.as_str());
+    let mut head = format!("{} {target} {:?}\r\n", request.method(), request.version()).into_bytes();
+    for (name, value) in request.headers() {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    head.extend_from_slice(b"\r\n");
+    head
 }
 
 // Origins
@@ -324,7 +430,11 @@ async fn demo_token(
     }
     let text = body::read(body, REQUEST_BYTES_MIN).await?;
     let asked: DemoUser = body::parse(&text)?;
-    Ok(json(StatusCode::OK, &serde_json::json!({ "token": tokens(&asked.user) })))
+    let token = tokens(&asked.user).map_err(|error| {
+        tracing::error!(%error, "a demo token cannot be signed");
+        Problem::new(ErrorCode::Unavailable, "the token cannot be signed now; see the server's log")
+    })?;
+    Ok(json(StatusCode::OK, &serde_json::json!({ "token": token })))
 }
 
 fn is_loopback_host(host: &str) -> bool {

@@ -1,13 +1,13 @@
 //! A connection whose first bytes were read by somebody else.
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use std::{
     io,
     pin::Pin,
     task::{Context, Poll},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
@@ -15,6 +15,20 @@ use tokio::{
 pub(crate) struct Rewind {
     pub head: Bytes,
     pub stream: TcpStream,
+}
+
+impl Rewind {
+    /// Whether the client's first bytes are these; reads as far as it takes to say so.
+    pub async fn begins_with(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        while self.head.len() < bytes.len() && bytes.starts_with(&self.head) {
+            let mut head = BytesMut::from(&self.head[..]);
+            if self.stream.read_buf(&mut head).await? == 0 {
+                return Ok(false);
+            }
+            self.head = head.freeze();
+        }
+        Ok(self.head.starts_with(bytes))
+    }
 }
 
 impl AsyncRead for Rewind {

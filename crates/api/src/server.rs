@@ -397,9 +397,13 @@ async fn readyz(State(api): Shared) -> Response {
     }
 }
 
-async fn metrics(State(api): Shared) -> Response {
+/// Reads the ledger from the store, so it is kept off the threads that serve.
+async fn metrics(State(api): Shared) -> Outcome {
     const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, FORMAT)], api.node.metrics()).into_response()
+    let text = tokio::task::spawn_blocking(move || api.node.metrics())
+        .await
+        .map_err(|_| Problem::new(ErrorCode::Internal, "metrics cannot be collected; see the log"))?;
+    Ok(([(header::CONTENT_TYPE, FORMAT)], text).into_response())
 }
 
 impl From<PathRejection> for Problem {

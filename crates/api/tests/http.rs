@@ -476,7 +476,7 @@ async fn a_drain_begins_and_turns_readiness() {
 // The public listener
 
 fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server {
-    let demo: public::DemoTokens = Arc::new(|user| format!("token-of-{user}"));
+    let demo: public::DemoTokens = Arc::new(|user| Ok(format!("token-of-{user}")));
     let config = public::Config {
         ws_path: "/socket".into(),
         allowed_origins: origins.iter().map(|origin| (*origin).to_owned()).collect(),
@@ -612,4 +612,101 @@ async fn http_2_is_spoken_when_the_client_begins_with_it() {
         let response = sender.send_request(request).await.unwrap();
         assert_eq!(response.status(), StatusCode::from_u16(status).unwrap(), "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_message_is_sent_by_whom_the_token_speaks_for() {
+    let rig = Rig::start().await;
+    let server = public_server(&rig, &[], false);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    let token = |user, issued_at| {
+        bowline_auth::mint(SECRET, &bowline_auth::Claims::new(UserId::trusted(user), issued_at, 60_000))
+    };
+    let good = format!("Bearer {}", token("alice", now));
+    let old = format!("Bearer {}", token("alice", now - 200_000));
+    let query = format!("/v1/messages?token={}", token("alice", now));
+    let message = r#"{"id":"m","to":"bob","body":1}"#;
+    let rows: [(&str, &str, &[(&str, &str)], u16, &str); 11] = [
+        ("/v1/messages", message, &[("authorization", &good)], 200, "msg.ack"),
+        (&query, message, &[], 200, "msg.ack"),
+        (
+            "/v1/messages",
+            r#"{"id":"m","from":"alice","to":"bob","body":1}"#,
+            &[("authorization", &good)],
+            200,
+            "msg.ack",
+        ),
+        (
+            "/v1/messages",
+            r#"{"id":"m","from":"eve","to":"bob","body":1}"#,
+            &[("authorization", &good)],
+            403,
+            "identity_mismatch",
+        ),
+        ("/v1/messages", message, &[], 401, "unauthenticated"),
+        ("/v1/messages", message, &[("authorization", "Bearer nonsense")], 401, "unauthenticated"),
+        ("/v1/messages", message, &[("authorization", &old)], 401, "unauthenticated"),
+        (&query, message, &[("authorization", &good)], 400, "malformed"),
+        ("/v1/messages", "{}", &[("authorization", &good)], 400, "malformed"),
+        (
+            "/v1/messages",
+            r#"{"id":"conflict","to":"bob","body":1}"#,
+            &[("authorization", &good)],
+            409,
+            "conflict",
+        ),
+        (
+            "/v1/messages",
+            r#"{"id":"rate_limited","to":"bob","body":1}"#,
+            &[("authorization", &good)],
+            429,
+            "rate_limited",
+        ),
+    ];
+    for (path, body, headers, status, kind) in rows {
+        let answered = ask(&server, "POST", path, body, headers).await;
+        let json = answered.json();
+        let found = json.get("type").or(json.get("code"));
+        assert_eq!((answered.status, found), (status, Some(&kind.into())), "{path} {body} {headers:?}");
+    }
+    let answered = ask(&server, "POST", &query, message, &[]).await;
+    assert_eq!(
+        answered.text,
+        r#"{"type":"msg.ack","id":"m","conversation_id":"d:alice:bob","seq":7,"ts":1000}"#
+    );
+}
+
+#[tokio::test]
+async fn a_web_socket_on_a_kept_connection_goes_back_to_the_gateway() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let rig = Rig::start().await;
+    let server = public_server(&rig, &[], true);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    server.hand_back(move |stream, read| sender.send((stream, read)).unwrap());
+    let upgrade = "GET /ws?token=x HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: WebSocket\r\n\r\n";
+    let mut client = connect(&server).await;
+    // The first request was seen by a shard: whatever it says, it is answered here.
+    client.write_all(upgrade.as_bytes()).await.unwrap();
+    let mut got = vec![0; 4096];
+    let count = client.read(&mut got).await.unwrap();
+    assert!(got[..count].starts_with(b"HTTP/1.1 404"));
+    client.write_all(format!("{upgrade}and what follows").as_bytes()).await.unwrap();
+    let (mut stream, read) =
+        tokio::task::spawn_blocking(move || receiver.recv_timeout(Duration::from_secs(5)))
+            .await
+            .unwrap()
+            .unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut text = read.to_vec();
+    while !text.ends_with(b"and what follows") {
+        let mut more = [0; 100];
+        let count = std::io::Read::read(&mut stream, &mut more).unwrap();
+        assert!(count > 0);
+        text.extend_from_slice(&more[..count]);
+    }
+    assert_eq!(String::from_utf8(text).unwrap(), format!("{upgrade}and what follows"));
+    std::io::Write::write_all(&mut stream, b"hello").unwrap();
+    let count = client.read(&mut got).await.unwrap();
+    assert_eq!(&got[..count], b"hello");
 }
