@@ -1,10 +1,10 @@
-//! The data directory: who holds it, and the keys that were generated for it.
+//! The data directory and the keys that were generated for it. The store says who holds it.
 
 use crate::cli::Failure;
 use anyhow::{Context, anyhow};
 use base64::Engine;
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
+    fs::{self, DirBuilder, OpenOptions},
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -12,11 +12,6 @@ use std::{
 
 pub struct DataDir {
     path: PathBuf,
-}
-
-/// Held by one server at a time, for as long as it lives.
-pub struct Lock {
-    _file: File,
 }
 
 impl DataDir {
@@ -42,29 +37,6 @@ impl DataDir {
         &self.path
     }
 
-    /// Keeps other servers out.
-    pub fn lock(&self) -> Result<Lock, Failure> {
-        let path = self.path.join("lock");
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .with_context(|| format!("{} cannot be opened", path.display()))
-            .map_err(Failure::Usage)?;
-        match file.try_lock() {
-            Ok(()) => Ok(Lock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(Failure::Usage(anyhow!(
-                "another server holds the data directory {}; stop it, or give this one its own with --data",
-                self.path.display()
-            ))),
-            Err(TryLockError::Error(error)) => Err(Failure::Failed(
-                anyhow::Error::new(error).context(format!("{} cannot be locked", path.display())),
-            )),
-        }
-    }
-
     /// A random text of 256 bits, the same at every call for this directory.
     pub fn secret(&self, name: &str) -> Result<String, Failure> {
         let path = self.path.join(name);
@@ -85,12 +57,10 @@ fn read_or_make(path: &Path) -> anyhow::Result<String> {
     if let Some(text) = read(path)? {
         return Ok(text);
     }
-    let mut random = [0_u8; 40];
-    getrandom::fill(&mut random).map_err(|error| anyhow!("the system gives no random bytes: {error}"))?;
-    let (key, suffix) = random.split_at(32);
+    let mut key = [0_u8; 32];
+    getrandom::fill(&mut key).map_err(|error| anyhow!("the system gives no random bytes: {error}"))?;
     let text = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(key);
-    let suffix = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(suffix);
-    let beside = path.with_extension(format!("{suffix}.new"));
+    let beside = path.with_extension(format!("{}.new", crate::random_text()?));
     let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&beside)?;
     file.write_all(format!("{text}\n").as_bytes())?;
     file.sync_all()?;
@@ -138,10 +108,6 @@ mod tests {
         let mode = fs::metadata(path.join(DataDir::TOKEN_SECRET)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
-        let lock = data.lock().unwrap();
-        assert!(matches!(data.lock(), Err(Failure::Usage(_))));
-        drop(lock);
-        assert!(data.lock().is_ok());
         fs::remove_dir_all(&path).unwrap();
     }
 }

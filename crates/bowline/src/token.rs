@@ -1,29 +1,13 @@
 //! Signs tokens: for `bowline token` and for the demo page.
 
-use crate::{cli::Failure, config::Config, data::DataDir};
-use anyhow::{Context, anyhow};
-use base64::Engine;
+use crate::{cli::Failure, config::Config, data::DataDir, random_text};
+use anyhow::anyhow;
+use bowline_auth::{Claims, mint};
 use bowline_protocol::{DeviceId, UserId};
-use jsonwebtoken::{Algorithm, EncodingKey, Header};
-use serde::Serialize;
-use std::time::{Duration, SystemTime};
-
-#[derive(Serialize)]
-struct Claims<'a> {
-    sub: &'a str,
-    iat: u64,
-    exp: u64,
-    jti: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_id: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    aud: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    iss: Option<&'a str>,
-}
+use std::time::Duration;
 
 pub struct Signer {
-    key: EncodingKey,
+    secret: String,
     audience: Option<String>,
     issuer: Option<String>,
 }
@@ -31,7 +15,7 @@ pub struct Signer {
 impl Signer {
     pub fn new(secret: &str, config: &Config) -> Self {
         Self {
-            key: EncodingKey::from_secret(secret.as_bytes()),
+            secret: secret.to_owned(),
             audience: config.auth.audience.clone(),
             issuer: config.auth.issuer.clone(),
         }
@@ -52,22 +36,14 @@ impl Signer {
     }
 
     pub fn sign(&self, user: &UserId, device: Option<&DeviceId>, ttl: Duration) -> anyhow::Result<String> {
-        let now = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .context("the clock is before 1970; set it")?;
-        let mut random = [0_u8; 16];
-        getrandom::fill(&mut random).map_err(|error| anyhow!("the system gives no random bytes: {error}"))?;
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
         let claims = Claims {
-            sub: user,
-            iat: now.as_secs(),
-            // Whole seconds: what is shorter would have expired already.
-            exp: now.saturating_add(ttl).as_secs().max(now.as_secs() + 1),
-            jti: base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(random),
-            device_id: device.map(DeviceId::as_str),
-            aud: self.audience.as_deref(),
-            iss: self.issuer.as_deref(),
+            device: device.cloned(),
+            token_id: Some(random_text()?.into()),
+            audience: self.audience.clone(),
+            issuer: self.issuer.clone(),
+            ..Claims::new(user.clone(), crate::now_ms(), ttl_ms)
         };
-        jsonwebtoken::encode(&Header::new(Algorithm::HS256), &claims, &self.key)
-            .context("the token cannot be signed")
+        Ok(mint(self.secret.as_bytes(), &claims))
     }
 }

@@ -10,7 +10,6 @@ use std::fmt;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Note {
     NoEffect { key: String },
-    PingNeverSent { ping_after_ms: u64, close_after_ms: u64 },
     ShortSecret { bytes: usize },
 }
 
@@ -21,11 +20,6 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoEffect { key } => write!(f, "{key} has no effect yet in this build"),
-            Self::PingNeverSent { ping_after_ms, close_after_ms } => write!(
-                f,
-                "gateway.ping_after_ms {ping_after_ms} is not below gateway.close_after_ms {close_after_ms}: silent \
-                 connections close without a ping"
-            ),
             Self::ShortSecret { bytes } => write!(
                 f,
                 "auth.secret is {bytes} bytes long; below {SECRET_BYTES_MIN} it can be guessed from one token"
@@ -46,18 +40,7 @@ pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
     }
     check_node(settings)?;
     check_exposure(settings, config)?;
-    let gateway = &config.gateway;
-    let (pre_stop, grace): (u64, u64) =
-        (settings.int("gateway.pre_stop_ms"), settings.int("gateway.termination_grace_ms"));
-    if pre_stop + gateway.drain_timeout_ms >= grace {
-        return Err(Error::DrainBudget { pre_stop, drain: gateway.drain_timeout_ms, grace });
-    }
-    if gateway.ping_after_ms >= gateway.close_after_ms {
-        notes.push(Note::PingNeverSent {
-            ping_after_ms: gateway.ping_after_ms,
-            close_after_ms: gateway.close_after_ms,
-        });
-    }
+    config.gateway.check()?;
     if let Some(secret) = config.auth.secret.as_ref().filter(|secret| secret.len() < SECRET_BYTES_MIN) {
         notes.push(Note::ShortSecret { bytes: secret.len() });
     }
@@ -109,9 +92,10 @@ fn check_node(settings: &Settings) -> Result<(), Error> {
 /// Without a configured key everybody who reaches a listener may be anybody.
 fn check_exposure(settings: &Settings, config: &Config) -> Result<(), Error> {
     const TOKEN_KEYS: &str = "auth.secret or auth.public_key";
+    let tcp = config.gateway.tcp_listen.unwrap_or(config.gateway.listen);
     let rows = [
         ("gateway.listen", config.gateway.listen, config.auth.has_key(), TOKEN_KEYS),
-        ("gateway.tcp_listen", config.gateway.tcp_listen, config.auth.has_key(), TOKEN_KEYS),
+        ("gateway.tcp_listen", tcp, config.auth.has_key(), TOKEN_KEYS),
         ("api.listen", config.api.listen, config.api.key.is_some() || !config.node.has_api, "api.key"),
     ];
     for (key, address, has_key, needed) in rows {

@@ -101,7 +101,7 @@ pub const KEYS: &[Key] = &[
     key("gateway.listen", Address, Some(r#""127.0.0.1:8080""#), "The public listener: WebSocket, HTTP and the demo page. Port 0 picks a free one. Beyond loopback only with a configured key", "", Works),
     key("gateway.tcp_listen", Address, Some(r#""127.0.0.1:8081""#), "The listener for plain TCP clients. Beyond loopback only with a configured key", "", Works),
     key("gateway.ws_path", Path, Some(r#""/ws""#), "The path of the WebSocket endpoint", "", Works),
-    key("gateway.workers", count(0, 1024), Some("0"), "Threads that own connections", "0: one for each core that the process may use", Works),
+    key("gateway.workers", count(0, 256), Some("0"), "Threads that own connections", "0: one for each core that the process may use", Works),
     key("gateway.ping_after_ms", ms(1), Some("45000"), "Silence, counted from the last byte received, after which a client is pinged", "", Works),
     key("gateway.ping_jitter_ms", ms(0), Some("5000"), "The longest random addition to `ping_after_ms`", "0: none", Works),
     key("gateway.close_after_ms", ms(1), Some("90000"), "Silence, counted from the last byte received, after which a connection is closed", "", Works),
@@ -140,7 +140,7 @@ pub const KEYS: &[Key] = &[
     key("coordination.url", Text, None, "The address of Redis", "not set: none", UNSET),
     key("coordination.route_ttl_ms", ms(1), Some("90000"), "How long a route lives without being renewed", "", NoEffect),
     key("coordination.node_ttl_ms", ms(1), Some("1500"), "How long a node counts as alive without being heard of", "", NoEffect),
-    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended", "0: it ends with the connection", Works),
+    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended", "0: it ends with the connection", NoEffect),
 
     key("health.threshold", count(0, 100), Some("90"), "The score from which on a node gets new clients", "0: always", NoEffect),
     key("health.cpu_percent", percent(1), Some("80"), "Use of the processor above which a node loses score", "", NoEffect),
@@ -163,7 +163,7 @@ pub const KEYS: &[Key] = &[
 
     key("router.ack_timeout_ms", ms(1), Some("3000"), "How long a pushed message waits for `msg.recv` before it is pushed again; doubled at each attempt", "", Works),
     key("router.max_redeliveries", count(0, 10), Some("3"), "How often a message is pushed again before it waits in the inbox", "0: never", Works),
-    key("router.dedupe_ttl_ms", ms(1), Some("86400000"), "How long an id is remembered at least, also when its message is deleted", "", Works),
+    key("router.dedupe_ttl_ms", ms(1), Some("86400000"), "How long an id is remembered at least, also when its message is deleted", "", NoEffect),
     key("router.batch_max", count(1, 100_000), Some("200"), "Messages in one transaction of the store at most", "", Works),
     key("router.group_members_max", count(1, 1_000_000), Some("10000"), "Members of one group at most", "", Works),
     key("router.breaker_percent", percent(1), Some("50"), "Share of failures of one gateway above which its messages go straight to the inbox", "", NoEffect),

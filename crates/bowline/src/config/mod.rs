@@ -90,12 +90,9 @@ pub enum Error {
     Exposed { key: &'static str, value: String, origin: Origin, needed: &'static str },
     #[error("{key} = {value} ({origin}): the address cannot be resolved: {error}")]
     Address { key: &'static str, value: String, origin: Origin, error: std::io::Error },
-    #[error(
-        "gateway.pre_stop_ms {pre_stop} + gateway.drain_timeout_ms {drain} is not below \
-         gateway.termination_grace_ms {grace}: the orchestrator would kill the server before its drain is over; \
-         lower the first two, or raise the last here and in the orchestrator"
-    )]
-    DrainBudget { pre_stop: u64, drain: u64, grace: u64 },
+    /// Values that do not go together, or not with this machine.
+    #[error(transparent)]
+    Gateway(#[from] bowline_gateway::Error),
 }
 
 fn did_you_mean(nearest: Option<&str>) -> String {
@@ -109,7 +106,7 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 #[derive(Debug, Clone)]
 pub struct Config {
     pub node: Node,
-    pub gateway: Gateway,
+    pub gateway: bowline_gateway::Config,
     pub auth: Auth,
     pub api: Api,
     pub links: Links,
@@ -124,31 +121,6 @@ pub struct Node {
     /// Whether the API's listener is opened; gateway and router always are.
     pub has_api: bool,
     pub data: PathBuf,
-}
-
-#[derive(Debug, Clone)]
-pub struct Gateway {
-    pub listen: SocketAddr,
-    pub tcp_listen: SocketAddr,
-    pub ws_path: String,
-    pub workers: usize,
-    pub ping_after_ms: u64,
-    pub ping_jitter_ms: u64,
-    pub close_after_ms: u64,
-    pub backpressure_high: u32,
-    pub backpressure_timeout_ms: u64,
-    pub max_frame_bytes: usize,
-    pub max_connections: u64,
-    pub connections_per_address: u64,
-    pub handshakes_per_second: u64,
-    pub outbound_limit_bytes: usize,
-    pub socket_unsent_bytes: u32,
-    pub drain_timeout_ms: u64,
-    pub migrate_spread_ms: u64,
-    pub allowed_origins: Vec<String>,
-    pub echo_path: Option<String>,
-    pub frames_per_second: u64,
-    pub same_device: bowline_protocol::link::SameDevice,
 }
 
 #[derive(Debug, Clone)]
@@ -184,10 +156,8 @@ pub struct Links {
 pub struct Router {
     pub ack_timeout_ms: u64,
     pub max_redeliveries: u32,
-    pub dedupe_ttl_ms: u64,
     pub batch_max: usize,
     pub group_members_max: usize,
-    pub offline_grace_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -264,9 +234,9 @@ impl Settings {
                 has_api: self.list("node.roles").iter().any(|role| role == "api"),
                 data: PathBuf::from(self.text("node.data").unwrap_or_default()),
             },
-            gateway: Gateway {
+            gateway: bowline_gateway::Config {
                 listen: self.address("gateway.listen")?,
-                tcp_listen: self.address("gateway.tcp_listen")?,
+                tcp_listen: Some(self.address("gateway.tcp_listen")?),
                 ws_path: self.owned("gateway.ws_path").unwrap_or_default(),
                 workers: self.int("gateway.workers"),
                 ping_after_ms: self.int("gateway.ping_after_ms"),
@@ -282,6 +252,8 @@ impl Settings {
                 socket_unsent_bytes: self.int("gateway.socket_unsent_bytes"),
                 drain_timeout_ms: self.int("gateway.drain_timeout_ms"),
                 migrate_spread_ms: self.int("gateway.migrate_spread_ms"),
+                pre_stop_ms: self.int("gateway.pre_stop_ms"),
+                termination_grace_ms: self.int("gateway.termination_grace_ms"),
                 allowed_origins: self.list("gateway.allowed_origins").to_vec(),
                 echo_path: self.owned("gateway.echo_path"),
                 frames_per_second: self.int("gateway.frames_per_second"),
@@ -306,10 +278,8 @@ impl Settings {
             router: Router {
                 ack_timeout_ms: self.int("router.ack_timeout_ms"),
                 max_redeliveries: self.int("router.max_redeliveries"),
-                dedupe_ttl_ms: self.int("router.dedupe_ttl_ms"),
                 batch_max: self.int("router.batch_max"),
                 group_members_max: self.int("router.group_members_max"),
-                offline_grace_ms: self.int("coordination.offline_grace_ms"),
             },
             log: Log {
                 level: self.owned("log.level").unwrap_or_default(),
