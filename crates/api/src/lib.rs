@@ -14,6 +14,7 @@ pub mod server;
 
 pub use end::{ApiEnd, Requests};
 
+use bowline_protocol::{DeviceId, Millis, UserId, error::Refusal};
 use serde::{Deserialize, Serialize};
 
 /// Bounds of this crate: what they count, and what happens when they are reached.
@@ -34,6 +35,16 @@ pub mod limits {
     pub const DISCARD_BYTES_MAX: usize = 256 << 20;
     /// The largest `reason` of a kick, in bytes: a close frame holds no more.
     pub const REASON_BYTES_MAX: usize = 123;
+    /// The longest life of a token, and how long one lives that does not say, in milliseconds.
+    pub const TOKEN_TTL_MS_MAX: u64 = 10 * 365 * 24 * 3600 * 1000;
+    pub const TOKEN_TTL_MS_DEFAULT: u64 = 3600 * 1000;
+    /// How long a token of the demo page lives.
+    pub const DEMO_TOKEN_TTL_MS: u64 = 24 * 3600 * 1000;
+    /// Rooms that one token may name, and the longest such name in bytes.
+    pub const TOKEN_ROOMS_MAX: usize = 1000;
+    pub const ROOM_BYTES_MAX: usize = 128;
+    /// The longest `sid` and `jti`, in bytes.
+    pub const TOKEN_NAME_BYTES_MAX: usize = 256;
     /// Connections that the public HTTP server serves at a time; one more is closed unanswered.
     pub const PUBLIC_CONNECTIONS_MAX: usize = 65_536;
     /// How long a public HTTP connection may take for the head of its next request.
@@ -49,6 +60,47 @@ pub trait Node: Send + Sync {
     fn readiness(&self) -> Result<(), Vec<String>>;
     /// In the text format of OpenMetrics.
     fn metrics(&self) -> String;
+}
+
+/// Makes and takes back what lets clients in. Calls write to the store and may block.
+pub trait Access: Send + Sync {
+    fn issue(&self, wanted: NewToken) -> Result<Issued, Refusal>;
+    /// Opens a session that tokens may name.
+    fn open_session(&self, session: NewSession) -> Result<(), Refusal>;
+    /// How many open connections were closed.
+    fn revoke(&self, target: Revoke) -> Result<u64, Refusal>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewToken {
+    pub user: UserId,
+    pub device: Option<DeviceId>,
+    pub ttl_ms: u64,
+    pub rooms: Option<Vec<Box<str>>>,
+}
+
+/// `POST /api/v1/tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Issued {
+    pub token: String,
+    pub sid: String,
+    pub expires_at: Millis,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSession {
+    pub user: UserId,
+    pub sid: Box<str>,
+    pub expires_at: Millis,
+}
+
+/// What `POST /api/v1/tokens/revoke` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revoke {
+    Token(Box<str>),
+    Session(Box<str>),
+    /// Everything that was issued until now.
+    User(UserId),
 }
 
 /// `GET /admin/status`. Authenticated connections only are counted.

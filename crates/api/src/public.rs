@@ -1,10 +1,10 @@
 //! HTTP on the public listener: what a gateway shard has found to be no upgrade, with the bytes it has read.
 
 use crate::{
-    Requests,
+    Access, NewToken, Requests,
     answer::{Problem, json, unknown_route, wrong_method},
     body,
-    limits::{HEAD_TIMEOUT, PUBLIC_CONNECTIONS_MAX, REQUEST_BYTES_MIN},
+    limits::{DEMO_TOKEN_TTL_MS, HEAD_TIMEOUT, PUBLIC_CONNECTIONS_MAX, REQUEST_BYTES_MIN},
     message::Message,
     rewind::Rewind,
     server::bearer,
@@ -49,9 +49,6 @@ use tokio::{
     time::timeout,
 };
 
-/// Signs a token for a user of the demo page.
-pub type DemoTokens = Arc<dyn Fn(&UserId) -> Result<String, BoxError> + Send + Sync>;
-
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Takes a connection back, with the bytes that were read from it.
@@ -64,8 +61,8 @@ pub struct Config {
     pub allowed_origins: Vec<String>,
     /// `gateway.max_frame_bytes`: the limit of one message.
     pub max_frame_bytes: usize,
-    /// What `POST /demo/token` gives; `None` once a key is configured.
-    pub demo_tokens: Option<DemoTokens>,
+    /// Who makes the tokens of `POST /demo/token`; `None` once a key is configured.
+    pub demo_tokens: Option<Arc<dyn Access>>,
 }
 
 struct Public {
@@ -430,11 +427,12 @@ async fn demo_token(
     }
     let text = body::read(body, REQUEST_BYTES_MIN).await?;
     let asked: DemoUser = body::parse(&text)?;
-    let token = tokens(&asked.user).map_err(|error| {
-        tracing::error!(%error, "a demo token cannot be signed");
-        Problem::new(ErrorCode::Unavailable, "the token cannot be signed now; see the server's log")
-    })?;
-    Ok(json(StatusCode::OK, &serde_json::json!({ "token": token })))
+    let wanted = NewToken { user: asked.user, device: None, ttl_ms: DEMO_TOKEN_TTL_MS, rooms: None };
+    let tokens = tokens.clone();
+    let issued = tokio::task::spawn_blocking(move || tokens.issue(wanted)).await.map_err(|_| {
+        Problem::new(ErrorCode::Internal, "the token could not be made; see the server's log")
+    })??;
+    Ok(json(StatusCode::OK, &serde_json::json!({ "token": issued.token })))
 }
 
 fn is_loopback_host(host: &str) -> bool {

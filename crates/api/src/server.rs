@@ -1,10 +1,13 @@
 //! The server API: `docs/protocol.md`, "Server API". On its own listener, behind a key.
 
 use crate::{
-    Node, Requests,
+    Access, NewSession, NewToken, Node, Requests, Revoke,
     answer::{Problem, json, raw_json, unknown_route, wrong_method},
     body,
-    limits::{MESSAGES_MAX, REASON_BYTES_MAX, REQUEST_BYTES_MIN},
+    limits::{
+        MESSAGES_MAX, REASON_BYTES_MAX, REQUEST_BYTES_MIN, ROOM_BYTES_MAX, TOKEN_NAME_BYTES_MAX,
+        TOKEN_ROOMS_MAX, TOKEN_TTL_MS_DEFAULT, TOKEN_TTL_MS_MAX,
+    },
     message::Message,
 };
 use axum::{
@@ -20,6 +23,7 @@ use axum::{
 };
 use bowline_protocol::{
     CloseCode, ConversationId, DeviceId, ErrorCode, Millis, Seq, UserId,
+    error::Refusal,
     frame::{META_BYTES_MAX, NAME_BYTES_MAX, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX},
     ids::{self, GroupId},
     link::{Answer, DeviceState, Request, Send},
@@ -43,6 +47,7 @@ struct Api {
     config: Config,
     requests: Requests,
     node: Arc<dyn Node>,
+    access: Arc<dyn Access>,
 }
 
 type Shared = State<Arc<Api>>;
@@ -54,12 +59,13 @@ pub async fn serve(
     config: Config,
     requests: Requests,
     node: Arc<dyn Node>,
+    access: Arc<dyn Access>,
 ) -> io::Result<()> {
-    axum::serve(listener, routes(config, requests, node)).await
+    axum::serve(listener, routes(config, requests, node, access)).await
 }
 
-pub fn routes(config: Config, requests: Requests, node: Arc<dyn Node>) -> Router {
-    let api = Arc::new(Api { config, requests, node });
+pub fn routes(config: Config, requests: Requests, node: Arc<dyn Node>, access: Arc<dyn Access>) -> Router {
+    let api = Arc::new(Api { config, requests, node, access });
     Router::new()
         .route("/api/v1/messages", post(send))
         .route("/api/v1/groups", post(create_group))
@@ -69,6 +75,9 @@ pub fn routes(config: Config, requests: Requests, node: Arc<dyn Node>) -> Router
         .route("/api/v1/users/{id}", get(user))
         .route("/api/v1/users/{id}/kick", post(kick))
         .route("/api/v1/users/{id}/devices/{device}", delete(forget_device))
+        .route("/api/v1/tokens", post(issue_token))
+        .route("/api/v1/tokens/revoke", post(revoke))
+        .route("/api/v1/sessions", post(open_session))
         .route("/admin/status", get(status))
         .route("/admin/drain", post(drain))
         .route("/healthz", get(healthz))
@@ -353,6 +362,91 @@ async fn forget_device(State(api): Shared, path: Result<Path<(String, String)>, 
     let Path((user, device)) = path?;
     let (user, device) = (parsed(UserId::parse(&user))?, parsed(DeviceId::parse(&device))?);
     done(&api, Request::ForgetDevice { user, device }).await
+}
+
+// Tokens
+
+#[derive(Deserialize)]
+struct TokenFields {
+    user: UserId,
+    device_id: Option<DeviceId>,
+    ttl_ms: Option<u64>,
+    rooms: Option<Vec<Box<str>>>,
+}
+
+async fn issue_token(State(api): Shared, body: Body) -> Outcome {
+    let text = body::read(body, REQUEST_BYTES_MIN).await?;
+    let fields: TokenFields = body::parse(&text)?;
+    let ttl_ms = fields.ttl_ms.unwrap_or(TOKEN_TTL_MS_DEFAULT);
+    if !(1..=TOKEN_TTL_MS_MAX).contains(&ttl_ms) {
+        return Err(Problem::malformed(format!("ttl_ms is {ttl_ms}; it takes 1 to {TOKEN_TTL_MS_MAX}")));
+    }
+    let rooms = fields.rooms.as_deref().unwrap_or_default();
+    if rooms.len() > TOKEN_ROOMS_MAX || rooms.iter().any(|room| !(1..=ROOM_BYTES_MAX).contains(&room.len())) {
+        return Err(Problem::malformed(format!(
+            "rooms takes up to {TOKEN_ROOMS_MAX} names of 1 to {ROOM_BYTES_MAX} bytes"
+        )));
+    }
+    let wanted = NewToken { user: fields.user, device: fields.device_id, ttl_ms, rooms: fields.rooms };
+    let issued = blocking(move || api.access.issue(wanted)).await?;
+    Ok(json(StatusCode::OK, &issued))
+}
+
+#[derive(Deserialize)]
+struct SessionFields {
+    user: UserId,
+    sid: Box<str>,
+    expires_at: Millis,
+}
+
+async fn open_session(State(api): Shared, body: Body) -> Outcome {
+    let text = body::read(body, REQUEST_BYTES_MIN).await?;
+    let SessionFields { user, sid, expires_at } = body::parse(&text)?;
+    let sid = checked_token_name("sid", sid)?;
+    blocking(move || api.access.open_session(NewSession { user, sid, expires_at })).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+#[derive(Deserialize)]
+struct RevokeFields {
+    jti: Option<Box<str>>,
+    sid: Option<Box<str>>,
+    user: Option<UserId>,
+}
+
+async fn revoke(State(api): Shared, body: Body) -> Outcome {
+    let text = body::read(body, REQUEST_BYTES_MIN).await?;
+    let target = match body::parse(&text)? {
+        RevokeFields { jti: Some(id), sid: None, user: None } => {
+            Revoke::Token(checked_token_name("jti", id)?)
+        }
+        RevokeFields { jti: None, sid: Some(id), user: None } => {
+            Revoke::Session(checked_token_name("sid", id)?)
+        }
+        RevokeFields { jti: None, sid: None, user: Some(user) } => Revoke::User(user),
+        _ => return Err(Problem::malformed("give exactly one of jti, sid and user")),
+    };
+    let closed = blocking(move || api.access.revoke(target)).await?;
+    Ok(json(StatusCode::OK, &serde_json::json!({ "closed": closed })))
+}
+
+fn checked_token_name(name: &str, text: Box<str>) -> Result<Box<str>, Problem> {
+    match text.len() {
+        1..=TOKEN_NAME_BYTES_MAX => Ok(text),
+        bytes => Err(Problem::malformed(format!(
+            "{name} is {bytes} bytes long; it takes 1 to {TOKEN_NAME_BYTES_MAX}"
+        ))),
+    }
+}
+
+/// Runs what writes to the store on a thread that may wait.
+async fn blocking<T: std::marker::Send + 'static>(
+    action: impl FnOnce() -> Result<T, Refusal> + std::marker::Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::task::spawn_blocking(action).await {
+        Ok(result) => result.map_err(Problem),
+        Err(_) => Err(Problem::new(ErrorCode::Internal, "the request failed; see the server's log")),
+    }
 }
 
 // The node

@@ -1,6 +1,9 @@
 //! The two HTTP servers over a router that answers from a table.
 
-use bowline_api::{ApiEnd, Drain, Node, Requests, State, Status, Transport, Transports, public, server};
+use bowline_api::{
+    Access, ApiEnd, Drain, Issued, NewSession, NewToken, Node, Requests, Revoke, State, Status, Transport,
+    Transports, public, server,
+};
 use bowline_auth::Verifier;
 use bowline_links::{Downlinks, Uplinks};
 use bowline_protocol::{
@@ -23,6 +26,8 @@ use std::{
 };
 
 const KEY: &str = "the-key";
+
+type Headers<'a> = &'a [(&'a str, &'a str)];
 
 /// A router that answers at once, or never.
 struct Router {
@@ -151,7 +156,33 @@ impl Node for TestNode {
     }
 }
 
+/// Gives and takes back without looking.
+#[derive(Default)]
+struct TestAccess {
+    seen: Mutex<Vec<String>>,
+}
+
+impl Access for TestAccess {
+    fn issue(&self, wanted: NewToken) -> Result<Issued, Refusal> {
+        self.seen.lock().unwrap().push(format!("{wanted:?}"));
+        Ok(Issued { token: format!("token-of-{}", wanted.user), sid: "s".into(), expires_at: wanted.ttl_ms })
+    }
+
+    fn open_session(&self, session: NewSession) -> Result<(), Refusal> {
+        match &*session.sid {
+            "unavailable" => Err(Refusal::new(ErrorCode::Unavailable, "the store does not answer")),
+            _ => Ok(()),
+        }
+    }
+
+    fn revoke(&self, target: Revoke) -> Result<u64, Refusal> {
+        self.seen.lock().unwrap().push(format!("{target:?}"));
+        Ok(3)
+    }
+}
+
 struct Rig {
+    access: Arc<TestAccess>,
     router: Arc<Router>,
     end: Arc<ApiEnd>,
     node: Arc<TestNode>,
@@ -175,8 +206,9 @@ impl Rig {
         let api = listener.local_addr().unwrap();
         let node = Arc::new(TestNode::default());
         let config = server::Config { key: KEY.into(), max_frame_bytes: 1024 };
-        tokio::spawn(server::serve(listener, config, requests.clone(), node.clone()));
-        Self { router, end, node, requests, api }
+        let access = Arc::new(TestAccess::default());
+        tokio::spawn(server::serve(listener, config, requests.clone(), node.clone(), access.clone()));
+        Self { access, router, end, node, requests, api }
     }
 
     /// One request to the server API, with its key.
@@ -184,7 +216,7 @@ impl Rig {
         self.call_with(method, path, body, &[("x-api-key", KEY)]).await
     }
 
-    async fn call_with(&self, method: &str, path: &str, body: &str, headers: &[(&str, &str)]) -> Answered {
+    async fn call_with(&self, method: &str, path: &str, body: &str, headers: Headers<'_>) -> Answered {
         let stream = tokio::net::TcpStream::connect(self.api).await.unwrap();
         exchange(stream, method, path, body, headers).await
     }
@@ -211,7 +243,7 @@ async fn exchange(
     method: &str,
     path: &str,
     body: &str,
-    headers: &[(&str, &str)],
+    headers: Headers<'_>,
 ) -> Answered {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -277,6 +309,17 @@ async fn every_endpoint_asks_the_router_and_answers_as_documented() {
         ),
         ("POST", "/api/v1/users/alice/kick", "", 200, r#"{"closed":2}"#),
         ("DELETE", "/api/v1/users/alice/devices/phone", "", 204, ""),
+        (
+            "POST",
+            "/api/v1/tokens",
+            r#"{"user":"a","ttl_ms":9}"#,
+            200,
+            r#"{"token":"token-of-a","sid":"s","expires_at":9}"#,
+        ),
+        ("POST", "/api/v1/tokens/revoke", r#"{"user":"a"}"#, 200, r#"{"closed":3}"#),
+        ("POST", "/api/v1/tokens/revoke", r#"{"jti":"x"}"#, 200, r#"{"closed":3}"#),
+        ("POST", "/api/v1/tokens/revoke", r#"{"sid":"x"}"#, 200, r#"{"closed":3}"#),
+        ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"s","expires_at":1}"#, 204, ""),
         ("GET", "/healthz", "", 200, r#"{"status":"ok"}"#),
         ("GET", "/readyz", "", 200, r#"{"status":"ready"}"#),
         ("GET", "/metrics", "", 200, "bowline_test 1\n# EOF\n"),
@@ -321,7 +364,7 @@ async fn faults_are_answered_as_json_with_their_status() {
     let many = format!("[{}]", vec!["{}"; 1001].join(","));
     let long_meta = format!(r#"{{"meta":{{"x":"{}"}}}}"#, "x".repeat(5000));
     let long_reason = format!(r#"{{"reason":"{}"}}"#, "x".repeat(124));
-    let rows: [(&str, &str, &str, u16, &str); 24] = [
+    let rows: [(&str, &str, &str, u16, &str); 31] = [
         ("POST", "/api/v1/messages", "no json", 400, "malformed"),
         ("POST", "/api/v1/messages", "", 400, "malformed"),
         ("POST", "/api/v1/messages", "[1,", 400, "malformed"),
@@ -343,6 +386,19 @@ async fn faults_are_answered_as_json_with_their_status() {
         ("GET", "/api/v1/users/a%00b", "", 400, "malformed"),
         ("POST", "/api/v1/users/a/kick", &long_reason, 400, "malformed"),
         ("POST", "/api/v1/users/a/kick", "[]", 400, "malformed"),
+        ("POST", "/api/v1/tokens", "{}", 400, "malformed"),
+        ("POST", "/api/v1/tokens", r#"{"user":"a","ttl_ms":0}"#, 400, "malformed"),
+        ("POST", "/api/v1/tokens", r#"{"user":"a","rooms":[""]}"#, 400, "malformed"),
+        ("POST", "/api/v1/tokens/revoke", "{}", 400, "malformed"),
+        ("POST", "/api/v1/tokens/revoke", r#"{"user":"a","sid":"s"}"#, 400, "malformed"),
+        ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"","expires_at":1}"#, 400, "malformed"),
+        (
+            "POST",
+            "/api/v1/sessions",
+            r#"{"user":"a","sid":"unavailable","expires_at":1}"#,
+            503,
+            "unavailable",
+        ),
         ("GET", "/nothing/here", "", 404, "not_found"),
         ("GET", "/api/v1/messages", "", 405, "malformed"),
         ("DELETE", "/admin/status", "", 405, "malformed"),
@@ -437,7 +493,7 @@ async fn a_router_that_is_silent_or_full_is_503_and_leaves_nothing_behind() {
 #[tokio::test]
 async fn the_key_opens_everything_and_probes_need_none() {
     let rig = Rig::start().await;
-    let rows: [(&str, &[(&str, &str)], u16); 9] = [
+    let rows: [(&str, Headers<'_>, u16); 9] = [
         ("/admin/status", &[], 401),
         ("/metrics", &[], 401),
         ("/nothing", &[], 401),
@@ -476,7 +532,7 @@ async fn a_drain_begins_and_turns_readiness() {
 // The public listener
 
 fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server {
-    let demo: public::DemoTokens = Arc::new(|user| Ok(format!("token-of-{user}")));
+    let demo: Arc<dyn Access> = rig.access.clone();
     let config = public::Config {
         ws_path: "/socket".into(),
         allowed_origins: origins.iter().map(|origin| (*origin).to_owned()).collect(),
@@ -503,7 +559,7 @@ async fn ask(
     method: &str,
     path: &str,
     body: &str,
-    headers: &[(&str, &str)],
+    headers: Headers<'_>,
 ) -> Answered {
     exchange(connect(server).await, method, path, body, headers).await
 }
@@ -531,7 +587,7 @@ async fn demo_tokens_are_for_this_machine_and_its_own_page() {
     let rig = Rig::start().await;
     let server = public_server(&rig, &[], true);
     let body = r#"{"user":"alice"}"#;
-    let rows: [(&str, &[(&str, &str)], u16); 6] = [
+    let rows: [(&str, Headers<'_>, u16); 6] = [
         (body, &[("host", "localhost:8080")], 200),
         (body, &[("host", "127.0.0.1:8080"), ("origin", "http://127.0.0.1:8080")], 200),
         (body, &[("host", "127.0.0.1:8080"), ("origin", "https://evil.example")], 403),
@@ -626,7 +682,7 @@ async fn a_message_is_sent_by_whom_the_token_speaks_for() {
     let old = format!("Bearer {}", token("alice", now - 200_000));
     let query = format!("/v1/messages?token={}", token("alice", now));
     let message = r#"{"id":"m","to":"bob","body":1}"#;
-    let rows: [(&str, &str, &[(&str, &str)], u16, &str); 11] = [
+    let rows: [(&str, &str, Headers<'_>, u16, &str); 11] = [
         ("/v1/messages", message, &[("authorization", &good)], 200, "msg.ack"),
         (&query, message, &[], 200, "msg.ack"),
         (

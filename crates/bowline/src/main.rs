@@ -1,5 +1,6 @@
 //! The program: configuration, assembly of the roles, command line.
 
+mod access;
 mod admin;
 mod cli;
 mod config;

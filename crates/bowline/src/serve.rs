@@ -1,6 +1,7 @@
 //! `bowline serve`: puts the roles together, and takes them apart again.
 
 use crate::{
+    access::Keeper,
     cli::Failure,
     config::{Config, Note},
     data::DataDir,
@@ -11,15 +12,12 @@ use crate::{
     token::Signer,
 };
 use anyhow::{Context, anyhow};
-use bowline_api::{ApiEnd, Requests, public, server};
-use bowline_auth::{Revocation, Revocations, Session, SessionMode, Sessions, Target, Verifier};
+use bowline_api::{Access, ApiEnd, Requests, public, server};
+use bowline_auth::Verifier;
 use bowline_coordination::Memory;
 use bowline_gateway::Gateway;
 use bowline_links::{Downlinks, Local, NodeEnds, Trial, TrialConfig, Uplinks};
-use bowline_protocol::{
-    UserId,
-    link::{Downlink, NodeRef},
-};
+use bowline_protocol::link::{Downlink, NodeRef};
 use bowline_store::sqlite;
 use std::{
     net::SocketAddr,
@@ -31,8 +29,6 @@ use tokio::net::TcpListener;
 
 /// Threads that read from the store for the router.
 const STORE_READERS: usize = 2;
-/// How long a token of the demo page is good.
-const DEMO_TOKEN_TTL: Duration = Duration::from_secs(24 * 3600);
 
 pub fn run(config: Config, notes: &[Note]) -> Result<(), Failure> {
     log::start(&config.log)?;
@@ -54,12 +50,9 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let data = DataDir::open(&config.node.data)?;
     let store = open_store(data.path())?;
     let keys = Keys::of(&config, &data)?;
-    let mut auth = store.auth;
-    let (revocations, sessions) = load_auth(&mut auth).map_err(Failure::Failed)?;
-    let verifier = Arc::new(
-        Verifier::new(keys.verifier.clone(), revocations, sessions)
-            .map_err(|error| Failure::Usage(error.into()))?,
-    );
+    let keeper = Arc::new(Keeper::load(store.auth, keys.signer(&config)).map_err(Failure::Failed)?);
+    let verifier = Verifier::new(keys.verifier.clone(), keeper.revocations.clone(), keeper.sessions.clone());
+    let verifier = Arc::new(verifier.map_err(|error| Failure::Usage(error.into()))?);
     let node = Arc::new(NodeRef {
         node_id: match &config.node.id {
             Some(id) => id.as_str().into(),
@@ -83,7 +76,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
             ws_path: config.gateway.ws_path.clone(),
             allowed_origins: config.gateway.allowed_origins.clone(),
             max_frame_bytes: config.gateway.max_frame_bytes,
-            demo_tokens: keys.demo_tokens(&config),
+            demo_tokens: keys.generated.is_some().then(|| keeper.clone() as Arc<dyn Access>),
         },
         requests.clone(),
         verifier,
@@ -93,6 +86,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let gateway = bound
         .start(uplinks, Arc::new(move |stream, read| serve_http.serve(stream, read)))
         .map_err(|error| Failure::Failed(error.into()))?;
+    keeper.guard(gateway.clone());
     let adopter = gateway.clone();
     public.hand_back(move |stream, read| adopter.adopt(stream, read));
     down.set(Local::new(NodeEnds {
@@ -112,7 +106,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     });
     log_gateway(&control, &config);
     if let Some(listener) = api_listener {
-        serve_api(listener, &config, &keys, &requests, &control)?;
+        serve_api(listener, &config, &keys, &requests, &control, keeper)?;
     }
     keys.announce(&config);
     if !control.canary.fly(&requests).await {
@@ -189,26 +183,6 @@ fn open_store(path: &Path) -> Result<sqlite::Opened, Failure> {
 
 fn open_reader(readers: &sqlite::Readers) -> Result<sqlite::Reader, Failure> {
     readers.open().map_err(|error| Failure::Failed(error.into()))
-}
-
-/// What was revoked, and which sessions were opened, in earlier lives.
-fn load_auth(tables: &mut sqlite::AuthTables) -> anyhow::Result<(Arc<Revocations>, Arc<Sessions>)> {
-    let now = crate::now_ms();
-    let (revocations, sessions) = (Revocations::default(), Sessions::default());
-    for row in tables.revocations(now)? {
-        let target = match row.kind {
-            sqlite::RevocationKind::Token => Target::Token(row.name),
-            sqlite::RevocationKind::Session => Target::Session(row.name),
-            sqlite::RevocationKind::User => {
-                Target::User { user: UserId::trusted(&row.name), issued_until: row.issued_until }
-            }
-        };
-        revocations.revoke(Revocation { target, expires_at: row.expires_at }, now);
-    }
-    for row in tables.sessions(now)? {
-        sessions.put(Session { id: row.session_id, user: row.user, expires_at: row.expires_at }, now);
-    }
-    Ok((Arc::new(revocations), Arc::new(sessions)))
 }
 
 // Router
@@ -291,10 +265,11 @@ fn serve_api(
     keys: &Keys,
     requests: &Requests,
     control: &Arc<Node>,
+    keeper: Arc<Keeper>,
 ) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(|error| Failure::Failed(error.into()))?;
     let api = server::Config { key: keys.api.clone(), max_frame_bytes: config.gateway.max_frame_bytes };
-    let serving = server::serve(listener, api, requests.clone(), control.clone());
+    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper);
     tokio::spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "the API's listener has ended");
@@ -338,10 +313,7 @@ impl Keys {
             public_key: config.auth.public_key.as_deref().map(read_public_key).transpose()?,
             audience: config.auth.audience.clone(),
             issuer: config.auth.issuer.clone(),
-            sessions: match config.auth.check_revocation {
-                true => SessionMode::Revocation,
-                false => SessionMode::Off,
-            },
+            sessions: config.auth.sessions,
         };
         let api = match &config.api.key {
             Some(key) => key.clone(),
@@ -350,9 +322,9 @@ impl Keys {
         Ok(Self { verifier, generated, api, is_api_generated: config.api.key.is_none() })
     }
 
-    fn demo_tokens(&self, config: &Config) -> Option<public::DemoTokens> {
-        let signer = Signer::new(self.generated.as_ref()?, config);
-        Some(Arc::new(move |user| Ok(signer.sign(user, None, DEMO_TOKEN_TTL)?)))
+    fn signer(&self, config: &Config) -> Option<Signer> {
+        let secret = config.auth.secret.as_ref().or(self.generated.as_ref())?;
+        Some(Signer::new(secret, config))
     }
 
     /// How to get in while nothing is configured.

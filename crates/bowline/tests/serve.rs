@@ -139,11 +139,17 @@ impl Client {
     fn connect(dir: &Dir, server: &Server, user: &str) -> Self {
         let (code, token, error) = dir.run(&["token", "--user", user]);
         assert_eq!(code, Some(0), "{error}");
+        let mut client = Self::with_token(server, token.trim());
+        client.wait_for("connected");
+        client
+    }
+
+    /// Says `connect` and waits for nothing.
+    fn with_token(server: &Server, token: &str) -> Self {
         let stream = TcpStream::connect(server.address("tcp://")).unwrap();
         stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
         let mut client = Self(stream);
-        client.send(&serde_json::json!({"type": "connect", "token": token.trim(), "device_id": "d"}));
-        client.wait_for("connected");
+        client.send(&serde_json::json!({"type": "connect", "token": token, "device_id": "d"}));
         client
     }
 
@@ -277,4 +283,52 @@ fn a_drain_by_the_api_leaves_the_process_up() {
     assert!(server.is_running());
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
+}
+
+/// One request to the API.
+fn post(server: &Server, dir: &Dir, path: &str, body: &str) -> (u16, serde_json::Value) {
+    let key = fs::read_to_string(dir.0.join("bowline-data/api.key")).unwrap();
+    let address = server.api().trim_start_matches("http://").to_owned();
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: {address}\r\nx-api-key: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        key.trim(),
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), serde_json::from_str(body).unwrap_or_default())
+}
+
+#[test]
+fn what_is_revoked_stays_revoked() {
+    let dir = Dir::new();
+    let more = ["--set", "auth.sessions=required"];
+    let server = dir.serve(&more);
+    let issue = |server: &Server| {
+        let (status, issued) = post(server, &dir, "/api/v1/tokens", r#"{"user":"alice","device_id":"d"}"#);
+        assert_eq!(status, 200);
+        issued
+    };
+    let (one, two) = (issue(&server), issue(&server));
+    let mut client = Client::with_token(&server, one["token"].as_str().unwrap());
+    client.wait_for("connected");
+    let (status, closed) =
+        post(&server, &dir, "/api/v1/tokens/revoke", &serde_json::json!({"sid": one["sid"]}).to_string());
+    assert_eq!((status, &closed["closed"]), (200, &1.into()));
+    assert_eq!(client.wait_for("session.closed")["code"], 4503);
+    drop((client, server));
+    let server = dir.serve(&more);
+    let mut client = Client::with_token(&server, one["token"].as_str().unwrap());
+    assert_eq!(client.wait_for("session.closed")["code"], 4502);
+    Client::with_token(&server, two["token"].as_str().unwrap()).wait_for("connected");
+    let (_, closed) = post(&server, &dir, "/api/v1/tokens/revoke", r#"{"user":"alice"}"#);
+    assert!(closed["closed"].is_u64());
+    let mut client = Client::with_token(&server, two["token"].as_str().unwrap());
+    assert_eq!(client.wait_for("session.closed")["code"], 4502);
+    Client::with_token(&server, issue(&server)["token"].as_str().unwrap()).wait_for("connected");
+    let (code, _, error) = dir.run(&["token", "--user", "alice", "--set", "auth.sessions=required"]);
+    assert!(code == Some(2) && error.contains("/api/v1/tokens"), "{error}");
 }

@@ -131,7 +131,7 @@ pub const KEYS: &[Key] = &[
     key("auth.hook_url", Url, None, "The application's own judge of opaque tokens", "not set: none", UNSET),
     key("auth.audience", Text, None, "What the claim `aud` must hold", "not set: not checked", Works),
     key("auth.issuer", Text, None, "What the claim `iss` must be", "not set: not checked", Works),
-    key("auth.sessions", Choice(&["off", "revocation", "required"]), Some(r#""revocation""#), "Whether tokens are looked up in the store: not, for revocation, or each must name a session that the application has opened", "", Only(&["off", "revocation"])),
+    key("auth.sessions", Choice(&["off", "revocation", "required"]), Some(r#""revocation""#), "Whether tokens are looked up in the store: not, for revocation, or each must name a session that the application has opened", "", Works),
 
     key("api.listen", Address, Some(r#""127.0.0.1:8090""#), "The listener of API, administration and metrics. Beyond loopback only with a configured `api.key`", "", Works),
     key("api.key", Secret, None, "The key of the API", "not set: random, kept in the data directory, printed at start", Works),

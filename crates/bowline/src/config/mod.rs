@@ -11,6 +11,7 @@ pub mod text;
 pub use check::Note;
 pub use layers::Sources;
 
+use bowline_auth::SessionMode;
 use keys::Key;
 use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf};
 
@@ -129,8 +130,7 @@ pub struct Auth {
     pub public_key: Option<String>,
     pub audience: Option<String>,
     pub issuer: Option<String>,
-    /// `auth.sessions = "revocation"`.
-    pub check_revocation: bool,
+    pub sessions: SessionMode,
 }
 
 impl Auth {
@@ -268,7 +268,11 @@ impl Settings {
                 public_key: self.owned("auth.public_key"),
                 audience: self.owned("auth.audience"),
                 issuer: self.owned("auth.issuer"),
-                check_revocation: self.text("auth.sessions") == Some("revocation"),
+                sessions: match self.text("auth.sessions") {
+                    Some("off") => SessionMode::Off,
+                    Some("required") => SessionMode::Required,
+                    _ => SessionMode::Revocation,
+                },
             },
             api: Api { listen: self.address("api.listen")?, key: self.owned("api.key") },
             links: Links {
