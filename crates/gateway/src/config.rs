@@ -156,7 +156,8 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_named() {
         assert!(Config::default().check().is_ok());
-        let rows: [(&str, fn(&mut Config)); 8] = [
+        type Change = fn(&mut Config);
+        let rows: [(&str, Change); 8] = [
             ("close_after_ms", |c| c.close_after_ms = 50_000),
             ("backpressure_high", |c| c.backpressure_high = 0),
             ("max_frame_bytes", |c| c.max_frame_bytes = 10),
