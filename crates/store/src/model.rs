@@ -23,6 +23,8 @@ struct State {
     ledger: Ledger,
     outbox: Vec<OutboxEvent>,
     epochs: [u64; PARTITION_COUNT as usize],
+    /// Messages that were ever stored.
+    arrivals: u64,
 }
 
 #[derive(Clone)]
@@ -32,6 +34,8 @@ struct Conversation {
     at: Millis,
     members: BTreeMap<UserId, Member>,
     messages: Vec<Message>,
+    /// The place of the newest message among all; 0 when there is none.
+    arrived: u64,
 }
 
 impl Default for State {
@@ -43,6 +47,7 @@ impl Default for State {
             ledger: Ledger::default(),
             outbox: Vec::new(),
             epochs: [1; PARTITION_COUNT as usize],
+            arrivals: 0,
         }
     }
 }
@@ -101,6 +106,7 @@ struct Draft<'a> {
     devices: BTreeMap<(UserId, DeviceId), (Option<DeviceClass>, Millis)>,
     ids: HashMap<(UserId, MessageId), Receipt>,
     deleted: BTreeSet<(UserId, MessageId)>,
+    arrivals: u64,
 }
 
 impl State {
@@ -117,6 +123,7 @@ impl State {
             devices: self.devices.clone(),
             ids: HashMap::new(),
             deleted: BTreeSet::new(),
+            arrivals: self.arrivals,
         };
         let mut faults = Vec::new();
         for (index, write) in batch.writes.iter().enumerate() {
@@ -129,7 +136,8 @@ impl State {
         if !faults.is_empty() {
             return Outcome::Refused(faults);
         }
-        let Draft { conversations, devices, ids, deleted, .. } = draft;
+        let Draft { conversations, devices, ids, deleted, arrivals, .. } = draft;
+        self.arrivals = arrivals;
         (self.conversations, self.devices) = (conversations, devices);
         self.ids.retain(|key, _| !deleted.contains(key));
         self.ids.extend(ids);
@@ -226,7 +234,9 @@ impl State {
     }
 
     fn list(&self, user: &UserId, after: Option<&ConversationId>, limit: usize) -> Found {
-        let order = |id: &ConversationId, found: &Conversation| (Reverse(found.last_ts()), id.clone());
+        let order = |id: &ConversationId, found: &Conversation| {
+            (Reverse((found.last_ts(), found.arrived)), id.clone())
+        };
         let mine = self.conversations.iter().filter(|(_, found)| found.members.contains_key(user));
         let mut all: Vec<_> = mine.map(|(id, found)| order(id, found)).collect();
         all.sort();
@@ -238,7 +248,7 @@ impl State {
         }
         let more = all.len() > limit;
         all.truncate(limit);
-        let summary = |(_, id): (Reverse<Millis>, ConversationId)| {
+        let summary = |(_, id): (Reverse<(Millis, u64)>, ConversationId)| {
             let found = &self.conversations[&id];
             let member = found.members[user].clone();
             let other = id.peers().map(|(a, b)| if a == *user { b } else { a });
@@ -270,6 +280,7 @@ impl Draft<'_> {
                     at: *at,
                     members: members.iter().cloned().collect(),
                     messages: Vec::new(),
+                    arrived: 0,
                 };
                 self.conversations.insert(conversation.clone(), Arc::new(new));
             }
@@ -294,7 +305,12 @@ impl Draft<'_> {
                     hash: message.hash,
                 };
                 self.ids.insert(key, receipt);
-                let messages = &mut Arc::make_mut(found).messages;
+                self.arrivals += 1;
+                let found = Arc::make_mut(found);
+                if message.seq > found.last() {
+                    found.arrived = self.arrivals;
+                }
+                let messages = &mut found.messages;
                 messages.push(message.clone());
                 messages.sort_by_key(|message| message.seq);
             }

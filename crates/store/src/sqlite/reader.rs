@@ -108,14 +108,17 @@ impl Reader {
             .optional()
     }
 
-    /// The newest number and its time; `floor` and `created_at` where there is no message.
-    fn newest(&self, key: i64, floor: Seq, created_at: Millis) -> Result<(Seq, Millis)> {
+    /// The newest number, its time, and its place among all messages; `floor` and `created_at` where there is no
+    /// message.
+    fn newest(&self, key: i64, floor: Seq, created_at: Millis) -> Result<(Seq, Millis, i64)> {
         let found = self
             .db
-            .prepare_cached("SELECT seq, ts FROM messages WHERE conversation = ?1 ORDER BY seq DESC LIMIT 1")?
-            .query_row([key], |row| Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?)))
+            .prepare_cached(
+                "SELECT seq, ts, id FROM messages WHERE conversation = ?1 ORDER BY seq DESC LIMIT 1",
+            )?
+            .query_row([key], |row| Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?, row.get(2)?)))
             .optional()?;
-        Ok(found.unwrap_or((floor, created_at)))
+        Ok(found.unwrap_or((floor, created_at, 0)))
     }
 
     fn conversation(&mut self, id: &ConversationId, tail: u32) -> Result<Option<ConversationState>> {
@@ -130,7 +133,7 @@ impl Reader {
             })
             .optional()?;
         let Some((key, name, meta, created_at, floor)) = found else { return Ok(None) };
-        let (last, last_ts) = self.newest(key, floor, created_at)?;
+        let (last, last_ts, _) = self.newest(key, floor, created_at)?;
         let mut members = Vec::new();
         {
             let mut select = self.db.prepare_cached(
@@ -280,9 +283,10 @@ impl Reader {
             let mut rows = select.query([user])?;
             while let Some(row) = rows.next()? {
                 let key = row.get(0)?;
-                let (last, at) = self.newest(key, codec::unsigned(row, 3)?, codec::unsigned(row, 2)?)?;
+                let (last, at, arrived) =
+                    self.newest(key, codec::unsigned(row, 3)?, codec::unsigned(row, 2)?)?;
                 let id = ConversationId::trusted(row.get_ref(1)?.as_str()?);
-                all.push(Line { order: (Reverse(at), id), key, last });
+                all.push(Line { order: (Reverse((at, arrived)), id), key, last });
             }
         }
         all.sort_unstable_by(|a, b| a.order.cmp(&b.order));
@@ -303,14 +307,15 @@ impl Reader {
         Ok(Found::Conversations { conversations, more })
     }
 
-    fn activity(&self, conversation: &ConversationId) -> Result<Option<Millis>> {
+    fn activity(&self, conversation: &ConversationId) -> Result<Option<(Millis, i64)>> {
         let found = self
             .db
             .prepare_cached("SELECT id, created_at FROM conversations WHERE conversation_id = ?1")?
             .query_row([conversation.as_str()], |row| Ok((row.get(0)?, codec::unsigned(row, 1)?)))
             .optional()?;
         let Some((key, created_at)) = found else { return Ok(None) };
-        Ok(Some(self.newest(key, 0, created_at)?.1))
+        let (_, at, arrived) = self.newest(key, 0, created_at)?;
+        Ok(Some((at, arrived)))
     }
 
     fn summary(&mut self, line: &Line, user: i64) -> Result<Summary> {
@@ -375,7 +380,7 @@ impl Reader {
 
 /// A conversation in the list, before its details are looked up.
 struct Line {
-    order: (Reverse<Millis>, ConversationId),
+    order: (Reverse<(Millis, i64)>, ConversationId),
     key: i64,
     last: Seq,
 }
