@@ -10,7 +10,7 @@ use crate::{
 };
 use bowline_protocol::{
     ClientFrame, CloseCode, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId, VERSION,
-    frame::{Connect, DecodeError},
+    frame::{Connect, DecodeError, PING_DATA_BYTES_MAX},
     link::Up,
 };
 use bytes::Bytes;
@@ -236,16 +236,17 @@ impl Session {
 
     /// One JSON text, or the bare word `ping`.
     pub fn on_text(&mut self, cx: &Context<'_>, text: &[u8], out: &mut Out) {
-        if matches!(text, b"ping" | br#"{"type":"ping"}"#) {
-            self.unparsable = 0;
-        }
-        match text {
-            b"ping" => self.answer(Frame { json: Bytes::from_static(b"pong"), body: None }, out),
-            br#"{"type":"ping"}"# => {
-                self.answer(Frame { json: Bytes::from_static(br#"{"type":"pong"}"#), body: None }, out);
-            }
-            text => self.on_frame(cx, ClientFrame::decode_text(text), out),
-        }
+        // Pings come as often as anything, so that the usual forms are known without a parser.
+        let json = match text {
+            b"ping" => Bytes::from_static(b"pong"),
+            br#"{"type":"ping"}"# => Bytes::from_static(br#"{"type":"pong"}"#),
+            text => match plain_ping_data(text) {
+                Some(data) => [br#"{"type":"pong","data":""#, data, br#""}"#].concat().into(),
+                None => return self.on_frame(cx, ClientFrame::decode_text(text), out),
+            },
+        };
+        self.unparsable = 0;
+        self.answer(Frame { json, body: None }, out);
     }
 
     /// One binary message.
@@ -687,6 +688,14 @@ impl Session {
             Effect::None | Effect::Resume | Effect::Verify | Effect::Open | Effect::Greet => {}
         }
     }
+}
+
+/// The `data` of a ping in its usual form, when it can be sent back as it stands.
+fn plain_ping_data(text: &[u8]) -> Option<&[u8]> {
+    let data = text.strip_prefix(br#"{"type":"ping","data":""#)?.strip_suffix(br#""}"#)?;
+    let plain =
+        data.len() <= PING_DATA_BYTES_MAX && data.iter().all(|byte| !matches!(byte, b'"' | b'\\' | ..b' '));
+    plain.then_some(data)
 }
 
 /// The `id` by which a request is answered; positions have none.

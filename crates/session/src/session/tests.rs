@@ -449,3 +449,34 @@ fn whatever_ends_a_connection_ends_it_once() {
         }
     }
 }
+
+#[test]
+fn pings_of_every_form_get_their_data_back() {
+    let long = "x".repeat(1024);
+    let rows = [
+        ("ping", "pong".to_owned()),
+        (r#"{"type":"ping"}"#, r#"{"type":"pong"}"#.to_owned()),
+        (r#"{ "type" : "ping" }"#, r#"{"type":"pong"}"#.to_owned()),
+        (r#"{"type":"ping","data":""}"#, r#"{"type":"pong","data":""}"#.to_owned()),
+        (r#"{"type":"ping","data":"é"}"#, r#"{"type":"pong","data":"é"}"#.to_owned()),
+        (r#"{"type":"ping","data":"a\"b"}"#, r#"{"type":"pong","data":"a\"b"}"#.to_owned()),
+        (r#"{"type":"ping","data":"a","x":"b"}"#, r#"{"type":"pong","data":"a"}"#.to_owned()),
+        (&format!(r#"{{"type":"ping","data":"{long}"}}"#), format!(r#"{{"type":"pong","data":"{long}"}}"#)),
+    ];
+    for mut rig in [Rig::with(rules()), Rig::open(rules())] {
+        for (ping, pong) in &rows {
+            match &rig.text(ping)[..] {
+                [Action::Send(frame)] => assert_eq!(frame.json, pong, "{ping}"),
+                other => panic!("{ping}: {other:?}"),
+            }
+        }
+    }
+    let mut rig = Rig::open(rules());
+    for bad in [
+        format!(r#"{{"type":"ping","data":"{long}x"}}"#),
+        "{\"type\":\"ping\",\"data\":\"\n\"}".into(),
+        r#"{"type":"ping","data":"\"}"#.into(),
+    ] {
+        assert_eq!(short(&rig.text(&bad)), ["failed malformed", "error malformed"], "{bad}");
+    }
+}
