@@ -1,1 +1,151 @@
-//! (empty)
+//! HTTP for application back ends, for operators, and for clients that hold no connection.
+//!
+//! [`server`] is the server API on its own listener; [`public`] serves what reaches the public listener and is
+//! no upgrade. Neither has logic of its own: a request travels the uplink like a connection's frame does
+//! ([`Requests`]), and its answer comes back by the downlink ([`ApiEnd`]).
+
+mod answer;
+mod body;
+mod end;
+mod message;
+pub mod public;
+mod rewind;
+pub mod server;
+
+pub use end::{ApiEnd, Requests};
+
+use bowline_protocol::{DeviceId, Millis, UserId, error::Refusal};
+use serde::{Deserialize, Serialize};
+
+/// Bounds of this crate: what they count, and what happens when they are reached.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Messages in one array; more is 400.
+    pub const MESSAGES_MAX: usize = 1000;
+    /// Requests that wait for the router at a time; one more is 503 `overloaded`.
+    pub const PENDING_MAX: usize = 65_536;
+    /// How long an answer of the router is waited for; then 503 `unavailable`.
+    pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+    /// How often a full uplink is offered what is left.
+    pub const OFFER_AGAIN: Duration = Duration::from_millis(5);
+    /// The smallest limit of a request's body, in bytes; it grows with the frame limit.
+    pub const REQUEST_BYTES_MIN: usize = 4 << 20;
+    /// What is read and thrown away of a body that is too large, so that the client gets to read its 413.
+    pub const DISCARD_BYTES_MAX: usize = 256 << 20;
+    /// The largest `reason` of a kick, in bytes: a close frame holds no more.
+    pub const REASON_BYTES_MAX: usize = 123;
+    /// The longest life of a token, and how long one lives that does not say, in milliseconds.
+    pub const TOKEN_TTL_MS_MAX: u64 = 10 * 365 * 24 * 3600 * 1000;
+    pub const TOKEN_TTL_MS_DEFAULT: u64 = 3600 * 1000;
+    /// How long a token of the demo page lives.
+    pub const DEMO_TOKEN_TTL_MS: u64 = 24 * 3600 * 1000;
+    /// Rooms that one token may name, and the longest such name in bytes.
+    pub const TOKEN_ROOMS_MAX: usize = 1000;
+    pub const ROOM_BYTES_MAX: usize = 128;
+    /// The longest `sid` and `jti`, in bytes.
+    pub const TOKEN_NAME_BYTES_MAX: usize = 256;
+    /// Connections that the public HTTP server serves at a time; one more is closed unanswered.
+    pub const PUBLIC_CONNECTIONS_MAX: usize = 65_536;
+    /// How long a public HTTP connection may take for the head of its next request.
+    pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+}
+
+/// What operators ask of the node that this API runs on.
+pub trait Node: Send + Sync {
+    fn status(&self) -> Status;
+    /// Begins to drain; asking again changes nothing.
+    fn drain(&self, reason: &str);
+    /// Why this node should get no clients, a sentence each.
+    fn readiness(&self) -> Result<(), Vec<String>>;
+    /// In the text format of OpenMetrics.
+    fn metrics(&self) -> String;
+}
+
+/// Makes and takes back what lets clients in. Calls write to the store and may block.
+pub trait Access: Send + Sync {
+    fn issue(&self, wanted: NewToken) -> Result<Issued, Refusal>;
+    /// Opens a session that tokens may name.
+    fn open_session(&self, session: NewSession) -> Result<(), Refusal>;
+    /// How many open connections were closed.
+    fn revoke(&self, target: Revoke) -> Result<u64, Refusal>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewToken {
+    pub user: UserId,
+    pub device: Option<DeviceId>,
+    pub ttl_ms: u64,
+    pub rooms: Option<Vec<Box<str>>>,
+}
+
+/// `POST /api/v1/tokens`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Issued {
+    pub token: String,
+    pub sid: String,
+    pub expires_at: Millis,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSession {
+    pub user: UserId,
+    pub sid: Box<str>,
+    pub expires_at: Millis,
+}
+
+/// What `POST /api/v1/tokens/revoke` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Revoke {
+    Token(Box<str>),
+    Session(Box<str>),
+    /// Everything that was issued until now.
+    User(UserId),
+}
+
+/// `GET /admin/status`. Authenticated connections only are counted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub node_id: String,
+    pub boot_id: String,
+    pub version: String,
+    pub state: State,
+    pub uptime_ms: u64,
+    pub connections: u64,
+    pub users: u64,
+    pub devices: u64,
+    pub transports: Transports,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub drain: Option<Drain>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    Starting,
+    Ready,
+    Draining,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transports {
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ws: Option<Transport>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tcp: Option<Transport>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transport {
+    pub address: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub path: Option<String>,
+    pub connections: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Milliseconds since the epoch.
+    pub deadline: u64,
+    pub remaining: u64,
+}

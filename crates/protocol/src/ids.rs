@@ -127,13 +127,13 @@ text_id!(
 
 enum Shape<'a> {
     Direct(&'a str, &'a str),
-    Group(&'a str),
+    Group,
 }
 
 impl<'a> Shape<'a> {
     fn of(text: &'a str) -> Option<Self> {
         if let Some(group) = text.strip_prefix("g:") {
-            return check("", group).ok().map(|()| Self::Group(group));
+            return check("", group).ok().map(|()| Self::Group);
         }
         let (a, b) = text.strip_prefix("d:")?.split_once(':')?;
         check("", a).ok()?;
@@ -157,7 +157,7 @@ impl ConversationId {
     pub fn peers(&self) -> Option<(UserId, UserId)> {
         match Shape::of(self)? {
             Shape::Direct(a, b) => Some((UserId::trusted(a), UserId::trusted(b))),
-            Shape::Group(_) => None,
+            Shape::Group => None,
         }
     }
 

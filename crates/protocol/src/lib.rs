@@ -8,6 +8,8 @@ pub mod error;
 pub mod frame;
 pub mod ids;
 pub mod link;
+pub mod tcp;
+pub mod ws;
 
 pub use error::{CloseCode, ErrorCode};
 pub use frame::{Body, ClientFrame, Frame, ServerFrame};

@@ -3,7 +3,8 @@
 //!
 //! Delivery over a link is at least once. Each event for a connection carries its number (`no`, from 1); a
 //! gateway takes them in order, ignores those it had, and answers [`Up::NotHere`] to what it cannot take: a
-//! connection that is gone, or a number ahead of the next one.
+//! connection that is gone, or a number ahead of the next one. Number 0 stands outside the order and is taken at
+//! once.
 
 use crate::{
     error::{CloseCode, Refusal},
@@ -49,10 +50,11 @@ pub enum Up {
     /// What was queued has been written.
     Flowing,
     Closed(CloseCode),
-    /// Answer to a downlink event that found no connection, or came before its turn.
+    /// Answer to a downlink event that found no connection (`gone`), or came before its turn.
     NotHere {
         no: u64,
         event: Box<Down>,
+        gone: bool,
     },
     /// A request of the API; `from.connection` is 0.
     Request {
@@ -81,6 +83,15 @@ pub enum SameDevice {
     Allow,
 }
 
+/// What coordination says to a login.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Claim {
+    /// The route is this connection's; these connections of the same device end.
+    Won { ended: Vec<ConnRef> },
+    /// Refused: the device is connected elsewhere, or a newer login holds the route.
+    InUse,
+}
+
 /// Router → gateways and API of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Downlink {
@@ -90,7 +101,7 @@ pub struct Downlink {
     pub event: Down,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
     pub connection: u64,
     pub login: u64,

@@ -1,0 +1,72 @@
+//! The result as a table and as JSON.
+
+use hdrhistogram::Histogram;
+use serde_json::{Map, Value, json};
+
+/// Rows in order, each a name, a value and its unit.
+#[derive(Default)]
+pub struct Report {
+    rows: Vec<(String, f64, &'static str)>,
+}
+
+impl Report {
+    pub fn row(&mut self, name: &str, value: f64, unit: &'static str) {
+        self.rows.push((name.to_owned(), value, unit));
+    }
+
+    /// The percentiles of a histogram of microseconds.
+    pub fn latencies(&mut self, name: &str, histogram: &Histogram<u64>) {
+        for (label, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)] {
+            self.row(&format!("{name}_{label}"), histogram.value_at_quantile(quantile) as f64 / 1000.0, "ms");
+        }
+    }
+
+    pub fn json(&self) -> Value {
+        let rows = self.rows.iter().map(|(name, value, unit)| {
+            let key = if unit.is_empty() { name.clone() } else { format!("{name}_{}", key_unit(unit)) };
+            (key, json!((value * 1000.0).round() / 1000.0))
+        });
+        Value::Object(rows.collect::<Map<String, Value>>())
+    }
+
+    pub fn table(&self) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_preset(comfy_table::presets::NOTHING);
+        for (name, value, unit) in &self.rows {
+            let digits = if value.fract() == 0.0 { 0 } else { 3 };
+            table.add_row([name.clone(), format!("{value:.digits$}"), (*unit).to_owned()]);
+        }
+        if let Some(column) = table.column_mut(1) {
+            column.set_cell_alignment(comfy_table::CellAlignment::Right);
+        }
+        format!("{table}\n")
+    }
+}
+
+fn key_unit(unit: &str) -> &str {
+    match unit {
+        "B" => "bytes",
+        "µs" => "us",
+        "1/s" => "per_s",
+        other => other,
+    }
+}
+
+pub fn histogram() -> Histogram<u64> {
+    // One microsecond to a minute, three digits.
+    Histogram::new_with_bounds(1, 60_000_000, 3).expect("the bounds are valid")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_a_table_and_json() {
+        let mut report = Report::default();
+        report.row("connections", 10.0, "");
+        report.row("memory", 812.5, "B");
+        assert_eq!(report.json(), json!({"connections": 10.0, "memory_bytes": 812.5}));
+        assert!(report.table().contains("812.500"), "{}", report.table());
+    }
+}

@@ -1,0 +1,333 @@
+//! The command line: names and exit codes. 0 done, 1 failed, 2 usage or configuration.
+
+use crate::{
+    admin,
+    config::{self, Config, Note, Settings, Sources, text},
+    data::DataDir,
+    serve, token,
+};
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use std::{io::Write, path::PathBuf, process::ExitCode, time::Duration};
+
+/// A failure with its exit code.
+#[derive(Debug)]
+pub enum Failure {
+    /// Exit code 1.
+    Failed(anyhow::Error),
+    /// Exit code 2: the command line or the configuration is wrong, or what they name is taken.
+    Usage(anyhow::Error),
+}
+
+impl From<config::Error> for Failure {
+    fn from(error: config::Error) -> Self {
+        Self::Usage(error.into())
+    }
+}
+
+/// Durable messages in order, once, to millions of open connections.
+#[derive(Parser)]
+#[command(name = "bowline", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs a server
+    Serve(ServeArgs),
+    /// Prints a token for a user
+    Token(TokenArgs),
+    /// Shows what a running server does
+    Status(StatusArgs),
+    /// Lets a running server take no new clients and move those it has
+    Drain(DrainArgs),
+    /// Shows or checks the configuration
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
+}
+
+/// Where the configuration comes from.
+#[derive(Args, Clone, Default)]
+struct ConfigArgs {
+    /// TOML file
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Directory for the database and the generated keys [default: ./bowline-data]
+    #[arg(long, value_name = "DIR")]
+    data: Option<String>,
+    /// Any key of the configuration
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Args)]
+struct ServeArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    flags: ServeFlags,
+}
+
+/// Flags for the keys that are given most often.
+#[derive(Args, Default)]
+struct ServeFlags {
+    /// What this process does: front,gateway,router,api
+    #[arg(long, value_name = "ROLES")]
+    role: Option<String>,
+    /// Public listener [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// TCP listener [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDR")]
+    tcp: Option<String>,
+    /// API listener [default: 127.0.0.1:8090]
+    #[arg(long, value_name = "ADDR")]
+    api: Option<String>,
+    /// Name of this node [default: random]
+    #[arg(long, value_name = "ID")]
+    node_id: Option<String>,
+}
+
+#[derive(Args)]
+struct TokenArgs {
+    /// Whom the token speaks for
+    #[arg(long, value_name = "ID")]
+    user: String,
+    /// The only device that it is good for
+    #[arg(long, value_name = "ID")]
+    device: Option<String>,
+    /// How long it is good: 90s, 15m, 1h, 7d
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    ttl: Duration,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Which server is asked.
+#[derive(Args)]
+struct ApiArgs {
+    /// Address of the API [default: that of the configuration, http://127.0.0.1:8090]
+    #[arg(long, value_name = "URL", env = "BOWLINE_API_URL")]
+    api_url: Option<String>,
+    /// Key of the API [default: that of the configuration, or the one in the data directory]
+    #[arg(long, value_name = "K", env = "BOWLINE_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    /// The answer as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+#[derive(Args)]
+struct DrainArgs {
+    /// What the clients are told
+    #[arg(long, value_name = "R", default_value = "drain")]
+    reason: String,
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+#[derive(Subcommand)]
+enum ConfigCommand {
+    /// The effective values and where they come from
+    Print {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        flags: ServeFlags,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Whether a server would start with it
+    Check {
+        #[command(flatten)]
+        config: ConfigArgs,
+        #[command(flatten)]
+        flags: ServeFlags,
+    },
+    /// A TOML file with every key and what it means
+    Example,
+    /// The reference in Markdown
+    #[command(hide = true)]
+    Reference,
+}
+
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results, everything else is a fault of usage; clap knows which.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    match dispatch(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Failed(error)) => {
+            eprintln!("bowline: {error:#}");
+            ExitCode::from(1)
+        }
+        Err(Failure::Usage(error)) => {
+            eprintln!("bowline: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn dispatch(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Serve(args) => {
+            let (config, notes) = args.config.settings(&args.flags)?.config()?;
+            serve::run(config, &notes)
+        }
+        Command::Token(args) => print_token(args),
+        Command::Status(args) => {
+            let target = args.api.target()?;
+            let status = admin::status(&target).map_err(Failure::Failed)?;
+            print(&if args.api.json { admin::json(&status) } else { admin::human(&status) })
+        }
+        Command::Drain(args) => {
+            let target = args.api.target()?;
+            let status = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
+            print(&if args.api.json { admin::json(&status) } else { admin::drain_begun(&status) })
+        }
+        Command::Config { command } => run_config(command),
+    }
+}
+
+fn run_config(command: ConfigCommand) -> Result<(), Failure> {
+    match command {
+        ConfigCommand::Print { config, flags, json } => {
+            let settings = config.settings(&flags)?;
+            print(&if json { format!("{:#}\n", text::print_json(&settings)) } else { text::print(&settings) })
+        }
+        ConfigCommand::Check { config, flags } => {
+            let (_, notes) = config.settings(&flags)?.config()?;
+            let notes: String = notes.iter().map(|note: &Note| format!("note: {note}\n")).collect();
+            print(&format!("{notes}the configuration is valid\n"))
+        }
+        ConfigCommand::Example => print(&text::example()),
+        ConfigCommand::Reference => print(&text::reference()),
+    }
+}
+
+fn print_token(args: TokenArgs) -> Result<(), Failure> {
+    let usage = |error: bowline_protocol::ids::Error| Failure::Usage(error.into());
+    let user = bowline_protocol::UserId::parse(&args.user).map_err(usage)?;
+    let device = args.device.as_deref().map(bowline_protocol::DeviceId::parse).transpose().map_err(usage)?;
+    let (config, _) = args.config.settings(&ServeFlags::default())?.config()?;
+    let signer = token::Signer::for_config(&config)?;
+    let token = signer.sign(&user, device.as_ref(), args.ttl).map_err(Failure::Failed)?;
+    print(&format!("{token}\n"))
+}
+
+/// Results go to standard output; a reader that has gone away is no failure worth a panic.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("the result cannot be written to standard output")
+        .map_err(Failure::Failed)
+}
+
+impl ConfigArgs {
+    fn settings(&self, flags: &ServeFlags) -> Result<Settings, config::Error> {
+        let rows = [
+            ("--data", "node.data", &self.data),
+            ("--role", "node.roles", &flags.role),
+            ("--listen", "gateway.listen", &flags.listen),
+            ("--tcp", "gateway.tcp_listen", &flags.tcp),
+            ("--api", "api.listen", &flags.api),
+            ("--node-id", "node.id", &flags.node_id),
+        ];
+        Sources {
+            file: self.config.clone(),
+            environment: std::env::vars_os().collect(),
+            flags: rows
+                .into_iter()
+                .filter_map(|(flag, key, value)| Some((flag, key, value.clone()?)))
+                .collect(),
+            sets: self.set.clone(),
+        }
+        .read()
+    }
+}
+
+impl ApiArgs {
+    /// What is not said on the command line comes from the configuration and the data directory, so that nothing
+    /// need be said on the machine of the server.
+    fn target(&self) -> Result<admin::Target, Failure> {
+        let config = |args: &ConfigArgs| -> Result<Config, config::Error> {
+            Ok(args.settings(&ServeFlags::default())?.config()?.0)
+        };
+        let url = match &self.api_url {
+            Some(url) => url.clone(),
+            None => format!("http://{}", config(&self.config)?.api.listen),
+        };
+        let key = match &self.api_key {
+            Some(key) => Some(key.clone()),
+            None => {
+                let config = config(&self.config)?;
+                config.api.key.or_else(|| DataDir::peek(&config.node.data, DataDir::API_KEY))
+            }
+        };
+        admin::Target::parse(&url, key).map_err(Failure::Usage)
+    }
+}
+
+/// `90s`, `15m`, `1h`, `7d`, `500ms`; a bare number is seconds.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let scale_ms = match unit {
+        "ms" => 1,
+        "s" | "" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(format!("{unit:?} is no unit of time; write 90s, 15m, 1h or 7d")),
+    };
+    let number: u64 =
+        number.parse().map_err(|_| "write a number and a unit, such as 90s, 15m, 1h or 7d".to_owned())?;
+    let ms = number.checked_mul(scale_ms).filter(|ms| *ms > 0).ok_or("the time is 0 or too long")?;
+    Ok(Duration::from_millis(ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        let rows = [
+            ("1h", Some(3_600_000)),
+            ("90s", Some(90_000)),
+            ("15m", Some(900_000)),
+            ("7d", Some(604_800_000)),
+            ("250ms", Some(250)),
+            ("30", Some(30_000)),
+            ("0s", None),
+            ("h", None),
+            ("1 h", None),
+            ("-1h", None),
+            ("", None),
+            ("99999999999999999999d", None),
+            ("9999999999999999d", None),
+        ];
+        for (text, ms) in rows {
+            assert_eq!(parse_duration(text).ok().map(|d| d.as_millis()), ms, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What no single value shows: choices that are not built, values that do not go together.
+
+use super::{
+    Config, Error, Origin, Setting, Settings, Value,
+    keys::{Key, State},
+};
+use std::fmt;
+
+/// Something that is allowed, and that the operator may not expect.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Note {
+    NoEffect { key: String },
+    ShortSecret { bytes: usize },
+}
+
+/// HS256 has keys of 256 bits.
+const SECRET_BYTES_MIN: usize = 32;
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoEffect { key } => write!(f, "{key} has no effect yet in this build"),
+            Self::ShortSecret { bytes } => write!(
+                f,
+                "auth.secret is {bytes} bytes long; below {SECRET_BYTES_MIN} it can be guessed from one token"
+            ),
+        }
+    }
+}
+
+pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
+    let mut notes = Vec::new();
+    for (key, path, setting) in settings.all() {
+        let Some(setting) = setting.filter(|setting| setting.origin != Origin::Default) else { continue };
+        match key.state {
+            State::Works => {}
+            State::NoEffect => notes.push(Note::NoEffect { key: path }),
+            State::Only(possible) => check_built(key, path, setting, possible)?,
+        }
+    }
+    check_node(settings)?;
+    check_exposure(settings, config)?;
+    config.gateway.check()?;
+    if let Some(secret) = config.auth.secret.as_ref().filter(|secret| secret.len() < SECRET_BYTES_MIN) {
+        notes.push(Note::ShortSecret { bytes: secret.len() });
+    }
+    Ok(notes)
+}
+
+fn check_built(key: &Key, path: String, setting: &Setting, possible: &[&str]) -> Result<(), Error> {
+    let text = match &setting.value {
+        Value::Text(text) => text.clone(),
+        other => other.to_string(),
+    };
+    if possible.contains(&text.as_str()) {
+        return Ok(());
+    }
+    Err(Error::Unbuilt {
+        key: path,
+        value: if key.is_secret() { "<hidden>".into() } else { setting.value.to_string() },
+        origin: setting.origin.clone(),
+        possible: match possible {
+            [] => "leave it unset".into(),
+            all => format!("possible: {}", all.join(", ")),
+        },
+    })
+}
+
+fn check_node(settings: &Settings) -> Result<(), Error> {
+    let origin = |path| settings.setting(path).map_or(Origin::Default, |setting| setting.origin.clone());
+    let roles = settings.list("node.roles");
+    let has = |role: &str| roles.iter().any(|one| one == role);
+    if has("front") || !has("gateway") || !has("router") {
+        return Err(Error::Unbuilt {
+            key: "node.roles".into(),
+            value: Value::List(roles.to_vec()).to_string(),
+            origin: origin("node.roles"),
+            possible: "possible: gateway and router in one process, with or without api".into(),
+        });
+    }
+    match settings.text("node.id") {
+        Some(id) if id.len() > 64 || id.contains(|c: char| c == ':' || c.is_control()) => Err(Error::Value {
+            key: "node.id".into(),
+            value: format!("{id:?}"),
+            origin: origin("node.id"),
+            takes: "1 to 64 bytes without ':' and control characters".into(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Without a configured key everybody who reaches a listener may be anybody.
+fn check_exposure(settings: &Settings, config: &Config) -> Result<(), Error> {
+    const TOKEN_KEYS: &str = "auth.secret or auth.public_key";
+    let tcp = config.gateway.tcp_listen.unwrap_or(config.gateway.listen);
+    let rows = [
+        ("gateway.listen", config.gateway.listen, config.auth.has_key(), TOKEN_KEYS),
+        ("gateway.tcp_listen", tcp, config.auth.has_key(), TOKEN_KEYS),
+        ("api.listen", config.api.listen, config.api.key.is_some() || !config.node.has_api, "api.key"),
+    ];
+    for (key, address, has_key, needed) in rows {
+        if let Some(setting) = settings.setting(key)
+            && !has_key
+            && !address.ip().to_canonical().is_loopback()
+        {
+            return Err(Error::Exposed {
+                key,
+                value: setting.value.to_string(),
+                origin: setting.origin.clone(),
+                needed,
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! Metrics in the text format of OpenMetrics. Roles count in plain numbers; this gives them names when asked.
+
+use bowline_delivery::persist::Ledger;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, MetricEncoder, text},
+    metrics::MetricType,
+    registry::Registry,
+};
+use std::fmt;
+
+/// Counters and gauges at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    pub gateway: bowline_gateway::Metrics,
+    pub users: u64,
+    pub devices: u64,
+    pub router: bowline_router::Snapshot,
+    /// `None` when the store could not be read: then there are no series, rather than wrong ones.
+    pub ledger: Option<LedgerTotals>,
+}
+
+/// One message for one recipient is one unit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LedgerTotals {
+    pub totals: Ledger,
+    pub waiting: u64,
+}
+
+/// Writes one scrape.
+pub fn encode(snapshot: Snapshot) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(snapshot));
+    let mut out = String::new();
+    text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+/// The library adds `_total` to the names of counters.
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
+        self.encode_gateway(&mut out)?;
+        self.encode_router(&mut out)?;
+        match &self.ledger {
+            Some(ledger) => encode_ledger(ledger, &mut out),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Snapshot {
+    fn encode_gateway(&self, out: &mut Out<'_>) -> fmt::Result {
+        let gateway = &self.gateway;
+        let transports = [("ws", gateway.web_socket_connections), ("tcp", gateway.tcp_connections)];
+        out.gauges("bowline_gateway_connections", "Authenticated connections", "transport", &transports)?;
+        out.gauge("bowline_gateway_users", "Users with a connection", self.users)?;
+        out.gauge("bowline_gateway_devices", "Devices with a connection", self.devices)?;
+        out.counter("bowline_gateway_opened", "Connections authenticated", gateway.opened_total)?;
+        out.counter("bowline_gateway_frames_in", "Frames from clients", gateway.frames_in_total)?;
+        out.counter("bowline_gateway_frames_out", "Frames to clients", gateway.frames_out_total)?;
+        out.counter("bowline_gateway_received_bytes", "Bytes from clients", gateway.bytes_in_total)?;
+        out.counter("bowline_gateway_sent_bytes", "Bytes to clients", gateway.bytes_out_total)?;
+        out.counter(
+            "bowline_gateway_backpressure_paused",
+            "Connections that began to be read no further",
+            gateway.backpressure_paused_total,
+        )?;
+        out.counter(
+            "bowline_gateway_backpressure_resumed",
+            "Paused connections that were read again, or closed",
+            gateway.backpressure_resumed_total,
+        )?;
+        out.gauge(
+            "bowline_gateway_backpressure_paused",
+            "Connections that are read no further now",
+            gateway.backpressure_paused,
+        )?;
+        out.counter(
+            "bowline_gateway_slow_frames_dropped",
+            "Frames queued for slow consumers when those were closed",
+            gateway.slow_frames_dropped_total,
+        )?;
+        out.counter(
+            "bowline_gateway_identity_mismatch",
+            "Frames that claimed another identity than the bound one",
+            gateway.identity_mismatch_total,
+        )?;
+        out.counter(
+            "bowline_gateway_accept_failures",
+            "Connections that could not be accepted",
+            gateway.accept_failures_total,
+        )?;
+        out.counter(
+            "bowline_gateway_http_connections",
+            "Connections handed to the HTTP server",
+            gateway.handed_to_http_total,
+        )?;
+        out.counter(
+            "bowline_gateway_not_here",
+            "Events of the router for connections that are gone",
+            gateway.not_here_total,
+        )?;
+        out.counters("bowline_gateway_closed", "Connections closed", "reason", &gateway.closed_total)?;
+        out.counters(
+            "bowline_gateway_handshake_refused",
+            "Handshakes refused",
+            "status",
+            &gateway.handshake_refused_total,
+        )?;
+        let mut family = out.describe(
+            "bowline_gateway_ingress_failures",
+            "Frames answered with an error",
+            MetricType::Counter,
+        )?;
+        for (operation, code, value) in &gateway.ingress_failures_total {
+            let labels = [("operation", *operation), ("code", *code)];
+            family.encode_family(&labels)?.encode_counter::<NoLabels, _, u64>(value, None)?;
+        }
+        Ok(())
+    }
+
+    fn encode_router(&self, out: &mut Out<'_>) -> fmt::Result {
+        let counters = &self.router.counters;
+        let [connections, users, conversations] = self.router.table_sizes.map(|size| size as u64);
+        out.counter("bowline_router_messages_stored", "Messages stored", counters.messages_stored)?;
+        out.counter("bowline_router_messages_repeated", "Ids that were known", counters.messages_repeated)?;
+        out.counter("bowline_router_messages_refused", "Messages refused", counters.messages_refused)?;
+        out.counter("bowline_router_pushes", "Messages pushed to devices", counters.pushes)?;
+        out.counter("bowline_router_redeliveries", "Messages pushed again", counters.redeliveries)?;
+        out.counter("bowline_router_receipts", "Receipts sent", counters.receipts)?;
+        out.counter("bowline_router_not_here", "Events that found no connection", counters.not_here)?;
+        out.counter("bowline_router_transactions", "Transactions committed", counters.transactions)?;
+        out.counter(
+            "bowline_router_transactions_failed",
+            "Transactions that the store did not take",
+            counters.transactions_failed,
+        )?;
+        out.gauge(
+            "bowline_router_queue_depth",
+            "Entries that wait for a transaction",
+            self.router.queue_depth as u64,
+        )?;
+        out.gauge("bowline_router_connections", "Connections that the router knows", connections)?;
+        out.gauge("bowline_router_users", "Users in memory", users)?;
+        out.gauge("bowline_router_conversations", "Conversations in memory", conversations)
+    }
+}
+
+fn encode_ledger(ledger: &LedgerTotals, out: &mut Out<'_>) -> fmt::Result {
+    let LedgerTotals { totals, waiting } = ledger;
+    out.counter("bowline_ledger_accepted", "Messages accepted, for each recipient", totals.accepted)?;
+    out.counter("bowline_ledger_delivered", "Messages that arrived at a device", totals.delivered)?;
+    out.counter(
+        "bowline_ledger_expired",
+        "Messages that will not be delivered: retention, cleared, members that left",
+        totals.expired,
+    )?;
+    // The store keeps one total: no reason for giving up a durable message exists.
+    out.counters("bowline_ledger_dropped", "Messages given up", "reason", &[("unknown", totals.dropped)])?;
+    out.gauge("bowline_ledger_waiting", "Messages that wait in inboxes", *waiting)
+}
+
+struct Out<'a>(DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    fn describe<'a>(
+        &'a mut self,
+        name: &'a str,
+        help: &'a str,
+        kind: MetricType,
+    ) -> Result<MetricEncoder<'a>, fmt::Error> {
+        self.0.encode_descriptor(name, help, None, kind)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.describe(name, help, MetricType::Gauge)?.encode_gauge(&value)
+    }
+
+    fn gauges(&mut self, name: &str, help: &str, label: &str, values: &[(&str, u64)]) -> fmt::Result {
+        let mut family = self.describe(name, help, MetricType::Gauge)?;
+        for (text, value) in values {
+            family.encode_family(&[(label, *text)])?.encode_gauge(value)?;
+        }
+        Ok(())
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.describe(name, help, MetricType::Counter)?.encode_counter::<NoLabels, _, u64>(&value, None)
+    }
+
+    fn counters<T: ToString>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: &[(T, u64)],
+    ) -> fmt::Result {
+        let mut family = self.describe(name, help, MetricType::Counter)?;
+        for (text, value) in values {
+            let labels = [(label, text.to_string())];
+            family.encode_family(&labels)?.encode_counter::<NoLabels, _, u64>(value, None)?;
+        }
+        Ok(())
+    }
+}
+
+type NoLabels = [(&'static str, &'static str); 0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_reference() {
+        let snapshot = Snapshot {
+            gateway: bowline_gateway::Metrics {
+                web_socket_connections: 7,
+                backpressure_paused_total: 3,
+                backpressure_resumed_total: 2,
+                backpressure_paused: 1,
+                closed_total: vec![("bye", 4), ("draining", 0)],
+                handshake_refused_total: vec![(401, 5)],
+                ingress_failures_total: vec![("msg.send", "conflict", 8)],
+                ..Default::default()
+            },
+            ledger: Some(LedgerTotals {
+                totals: Ledger { accepted: 9, delivered: 6, expired: 1, dropped: 0 },
+                waiting: 2,
+            }),
+            ..Snapshot::default()
+        };
+        let text = super::encode(snapshot).unwrap();
+        for line in [
+            "bowline_gateway_connections{transport=\"ws\"} 7",
+            "bowline_gateway_backpressure_paused_total 3",
+            "bowline_gateway_backpressure_resumed_total 2",
+            "bowline_gateway_backpressure_paused 1",
+            "bowline_gateway_closed_total{reason=\"bye\"} 4",
+            "bowline_gateway_closed_total{reason=\"draining\"} 0",
+            "bowline_gateway_handshake_refused_total{status=\"401\"} 5",
+            "bowline_gateway_ingress_failures_total{operation=\"msg.send\",code=\"conflict\"} 8",
+            "bowline_ledger_accepted_total 9",
+            "bowline_ledger_delivered_total 6",
+            "bowline_ledger_expired_total 1",
+            "bowline_ledger_dropped_total{reason=\"unknown\"} 0",
+            "bowline_ledger_waiting 2",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

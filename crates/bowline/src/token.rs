@@ -1,0 +1,70 @@
+//! Signs tokens: for `bowline token` and for the API.
+
+use crate::{cli::Failure, config::Config, data::DataDir, random_text};
+use anyhow::anyhow;
+use bowline_api::NewToken;
+use bowline_auth::{Claims, SessionMode, mint};
+use bowline_protocol::{DeviceId, Millis, UserId};
+use std::time::Duration;
+
+pub struct Signer {
+    secret: String,
+    audience: Option<String>,
+    issuer: Option<String>,
+}
+
+impl Signer {
+    pub fn new(secret: &str, config: &Config) -> Self {
+        Self {
+            secret: secret.to_owned(),
+            audience: config.auth.audience.clone(),
+            issuer: config.auth.issuer.clone(),
+        }
+    }
+
+    /// With the configured secret, or with the one of the data directory.
+    pub fn for_config(config: &Config) -> Result<Self, Failure> {
+        if config.auth.sessions == SessionMode::Required {
+            return Err(Failure::Usage(anyhow!(
+                "auth.sessions = \"required\": a token must name a session of the running server; ask its API, POST \
+                 /api/v1/tokens"
+            )));
+        }
+        match (&config.auth.secret, config.auth.has_key()) {
+            (Some(secret), _) => Ok(Self::new(secret, config)),
+            (None, true) => Err(Failure::Usage(anyhow!(
+                "tokens are judged with auth.public_key: whoever holds the private key signs them, Bowline cannot"
+            ))),
+            (None, false) => {
+                let secret = DataDir::open(&config.node.data)?.secret(DataDir::TOKEN_SECRET)?;
+                Ok(Self::new(&secret, config))
+            }
+        }
+    }
+
+    /// A token of a session, and when it runs out.
+    pub fn sign_for_session(&self, wanted: NewToken, sid: &str) -> anyhow::Result<(String, Millis)> {
+        let claims = Claims {
+            device: wanted.device,
+            token_id: Some(random_text()?.into()),
+            session_id: Some(sid.into()),
+            rooms: wanted.rooms,
+            audience: self.audience.clone(),
+            issuer: self.issuer.clone(),
+            ..Claims::new(wanted.user, crate::now_ms(), wanted.ttl_ms)
+        };
+        Ok((mint(self.secret.as_bytes(), &claims), claims.expires_at()))
+    }
+
+    pub fn sign(&self, user: &UserId, device: Option<&DeviceId>, ttl: Duration) -> anyhow::Result<String> {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let claims = Claims {
+            device: device.cloned(),
+            token_id: Some(random_text()?.into()),
+            audience: self.audience.clone(),
+            issuer: self.issuer.clone(),
+            ..Claims::new(user.clone(), crate::now_ms(), ttl_ms)
+        };
+        Ok(mint(self.secret.as_bytes(), &claims))
+    }
+}

@@ -1,0 +1,186 @@
+//! One conversation as a client holds it: messages come in order, each once, and gaps are fetched.
+
+use crate::core::Message;
+use std::collections::BTreeMap;
+
+/// What a conversation needs next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    Nothing,
+    /// History after this number.
+    After(u64),
+    /// The newest page: nothing is known of what was there before.
+    Newest,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Up to here everything was handed out; none before anything is known.
+    position: Option<u64>,
+    /// What came ahead of its turn; none for an own message, which the sender has.
+    ahead: BTreeMap<u64, Option<Message>>,
+    /// The newest number that was heard of.
+    newest: u64,
+    asked: bool,
+    /// The position that was last told to the server.
+    told: u64,
+}
+
+impl Timeline {
+    pub fn at(position: u64) -> Self {
+        Self { position: Some(position), told: position, ..Self::default() }
+    }
+
+    /// A push, or the number of an own message.
+    pub fn on_message(&mut self, seq: u64, message: Option<Message>) {
+        if self.position.is_none() {
+            // Nothing is announced below: the device had everything before.
+            self.position = Some(seq - 1);
+        }
+        self.newest = self.newest.max(seq);
+        if Some(seq) > self.position {
+            self.ahead.entry(seq).or_insert(message);
+        }
+    }
+
+    /// Something up to `last` waits; numbers below `first` are not for this user.
+    pub fn on_notice(&mut self, first: u64, last: u64) {
+        self.newest = self.newest.max(last);
+        self.skip_below(first);
+    }
+
+    pub fn on_page(&mut self, first: u64, messages: Vec<Message>, more: bool) {
+        self.asked = false;
+        let newest_page = self.position.is_none();
+        if newest_page {
+            self.position = Some(messages.first().map_or(self.newest, |m| m.seq - 1));
+        }
+        self.skip_below(first);
+        if messages.is_empty() && !more && !newest_page {
+            // Nothing is left there: what was announced has gone meanwhile.
+            let next = self.ahead.keys().next().map_or(self.newest, |seq| seq - 1);
+            self.position = self.position.max(Some(next));
+        }
+        for message in messages {
+            self.newest = self.newest.max(message.seq);
+            if Some(message.seq) > self.position {
+                self.ahead.entry(message.seq).or_insert(Some(message));
+            }
+        }
+    }
+
+    fn skip_below(&mut self, first: u64) {
+        if let Some(position) = &mut self.position
+            && *position + 1 < first
+        {
+            *position = first - 1;
+            self.ahead = self.ahead.split_off(&first);
+        }
+    }
+
+    /// Takes what is in order now.
+    pub fn take(&mut self) -> Vec<Message> {
+        let mut taken = Vec::new();
+        while let Some(position) = self.position
+            && let Some(message) = self.ahead.remove(&(position + 1))
+        {
+            self.position = Some(position + 1);
+            taken.extend(message);
+        }
+        taken
+    }
+
+    /// What is to be fetched; asked once until the page comes.
+    pub fn need(&mut self) -> Need {
+        if self.asked {
+            return Need::Nothing;
+        }
+        match self.position {
+            None if self.newest > 0 => {
+                self.asked = true;
+                Need::Newest
+            }
+            Some(position) if position < self.newest => {
+                self.asked = true;
+                Need::After(position)
+            }
+            _ => Need::Nothing,
+        }
+    }
+
+    /// The position, when the server has to be told.
+    pub fn take_news(&mut self) -> Option<u64> {
+        let position = self.position.filter(|position| *position > self.told)?;
+        self.told = position;
+        Some(position)
+    }
+
+    /// The connection ended: what was asked will not be answered, and what was told may not have arrived.
+    pub fn on_disconnected(&mut self) {
+        self.asked = false;
+        self.told = 0;
+    }
+
+    pub fn position(&self) -> Option<u64> {
+        self.position
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(seq: u64) -> Message {
+        Message { seq, ..Message::default() }
+    }
+
+    fn taken(timeline: &mut Timeline) -> Vec<u64> {
+        timeline.take().iter().map(|m| m.seq).collect()
+    }
+
+    #[test]
+    fn a_gap_is_fetched_once_and_what_came_meanwhile_keeps_its_place() {
+        let mut timeline = Timeline::at(2);
+        timeline.on_message(5, Some(message(5)));
+        assert_eq!(
+            (taken(&mut timeline), timeline.need(), timeline.need()),
+            (vec![], Need::After(2), Need::Nothing)
+        );
+        timeline.on_message(6, Some(message(6)));
+        timeline.on_message(5, Some(message(5)));
+        timeline.on_page(1, vec![message(3), message(4), message(5)], false);
+        assert_eq!(taken(&mut timeline), [3, 4, 5, 6]);
+        assert_eq!(
+            (timeline.need(), timeline.take_news(), timeline.take_news()),
+            (Need::Nothing, Some(6), None)
+        );
+    }
+
+    #[test]
+    fn own_messages_fill_their_numbers() {
+        let mut timeline = Timeline::default();
+        timeline.on_message(1, None);
+        timeline.on_message(2, Some(message(2)));
+        assert_eq!(taken(&mut timeline), [2]);
+        assert_eq!(timeline.position(), Some(2));
+    }
+
+    #[test]
+    fn what_is_not_for_this_user_is_no_gap() {
+        let mut timeline = Timeline::at(2);
+        timeline.on_notice(7, 8);
+        assert_eq!(timeline.need(), Need::After(6));
+        timeline.on_page(9, vec![], false);
+        assert_eq!((taken(&mut timeline), timeline.need()), (vec![], Need::Nothing));
+    }
+
+    #[test]
+    fn a_client_that_knows_nothing_takes_the_newest_page() {
+        let mut timeline = Timeline::default();
+        timeline.on_notice(1, 300);
+        assert_eq!(timeline.need(), Need::Newest);
+        timeline.on_page(1, (101..=300).map(message).collect(), true);
+        assert_eq!(timeline.take().len(), 200);
+        assert_eq!(timeline.need(), Need::Nothing);
+    }
+}

@@ -1,0 +1,308 @@
+//! A conversation in memory: what is committed of it, and how positions move.
+
+use crate::{limits, persist::ConversationState};
+use bowline_protocol::{Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId, frame::Role};
+use bytes::Bytes;
+use std::collections::{HashMap, VecDeque};
+
+pub use crate::persist::Member;
+
+/// The committed state. What a transaction in flight will change stands in its `Staged`.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    /// A direct conversation exists from its first message on; before, it has its two members all the same.
+    pub exists: bool,
+    pub name: Option<String>,
+    pub meta: Option<Bytes>,
+    pub last: Seq,
+    pub last_ts: Millis,
+    pub members: HashMap<UserId, Member, ahash::RandomState>,
+    pub tail: Tail,
+    /// Entries in the queue or in flight; such a conversation stays in memory.
+    pub pending: u32,
+    pub touched: Millis,
+}
+
+impl Conversation {
+    pub fn load(state: ConversationState, hasher: ahash::RandomState, now: Millis) -> Self {
+        let mut members = HashMap::with_hasher(hasher);
+        members.extend(state.members);
+        let mut tail = Tail::new(state.last);
+        for message in state.tail {
+            tail.push_front_of_load(
+                message.seq,
+                TailEntry {
+                    id: message.id,
+                    from: message.from,
+                    device: message.device,
+                    ts: message.ts,
+                    body: Some(message.body),
+                },
+            );
+        }
+        Self {
+            exists: true,
+            name: state.name,
+            meta: state.meta,
+            last: state.last,
+            last_ts: state.last_ts,
+            members,
+            tail,
+            pending: 0,
+            touched: now,
+        }
+    }
+
+    /// One that is about to be created.
+    pub fn empty(hasher: ahash::RandomState, now: Millis) -> Self {
+        Self {
+            exists: false,
+            name: None,
+            meta: None,
+            last: 0,
+            last_ts: 0,
+            members: HashMap::with_hasher(hasher),
+            tail: Tail::new(0),
+            pending: 0,
+            touched: now,
+        }
+    }
+
+    /// A direct conversation that nobody has written to.
+    pub fn unwritten(a: UserId, b: UserId, hasher: ahash::RandomState, now: Millis) -> Self {
+        let mut conversation = Self::empty(hasher, now);
+        conversation.members.insert(a, new_member(Role::Member, 1));
+        conversation.members.insert(b, new_member(Role::Member, 1));
+        conversation
+    }
+}
+
+/// Someone who joins where the next message will be number `next`.
+pub(crate) fn new_member(role: Role, next: Seq) -> Member {
+    Member {
+        role,
+        joined: next,
+        first: next,
+        delivered: next - 1,
+        read: next - 1,
+        own_above_delivered: 0,
+        own_above_read: 0,
+        lagging: Vec::new(),
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct TailEntry {
+    pub id: MessageId,
+    pub from: UserId,
+    pub device: Option<DeviceId>,
+    pub ts: Millis,
+    /// Dropped before the entry is, when bodies take too much.
+    pub body: Option<Body>,
+}
+
+/// The newest messages, without gaps up to the last.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    entries: VecDeque<TailEntry>,
+    last: Seq,
+    /// The newest so many have bodies, of so many bytes.
+    bodies: usize,
+    body_bytes: usize,
+}
+
+impl Tail {
+    pub fn new(last: Seq) -> Self {
+        Self { entries: VecDeque::new(), last, bodies: 0, body_bytes: 0 }
+    }
+
+    /// The number of the oldest entry; one above the last when there is none.
+    pub fn first(&self) -> Seq {
+        self.last + 1 - self.entries.len() as u64
+    }
+
+    fn push_front_of_load(&mut self, seq: Seq, entry: TailEntry) {
+        // Loaded ascending: the entries end at `last` once all are in.
+        debug_assert!(seq <= self.last);
+        self.append(entry);
+    }
+
+    pub fn push(&mut self, seq: Seq, entry: TailEntry) {
+        debug_assert_eq!(seq, self.last + 1);
+        self.last = seq;
+        self.append(entry);
+    }
+
+    fn append(&mut self, entry: TailEntry) {
+        self.body_bytes += entry.body.as_ref().map_or(0, |b| b.bytes().len());
+        self.bodies += 1;
+        self.entries.push_back(entry);
+        if self.entries.len() > limits::TAIL_ENTRIES_MAX {
+            self.bodies = self.bodies.min(self.entries.len() - 1);
+            self.entries.pop_front();
+        }
+        while self.bodies > limits::TAIL_BODIES_MAX
+            || (self.bodies > 1 && self.body_bytes > limits::TAIL_BODY_BYTES_MAX)
+        {
+            let index = self.entries.len() - self.bodies;
+            if let Some(body) = self.entries[index].body.take() {
+                self.body_bytes -= body.bytes().len();
+            }
+            self.bodies -= 1;
+        }
+    }
+
+    /// The entry of a number, when it is remembered.
+    pub fn entry(&self, seq: Seq) -> Option<&TailEntry> {
+        let first = self.first();
+        (first..=self.last).contains(&seq).then(|| &self.entries[(seq - first) as usize])
+    }
+
+    /// Who sent what in `from..=to`: how many are `user`'s, and the others, each once. `None` when the tail does
+    /// not reach back so far.
+    pub fn senders(&self, user: &UserId, from: Seq, to: Seq) -> Option<Senders> {
+        if from > to {
+            return Some(Senders::default());
+        }
+        if from < self.first() || to > self.last {
+            return None;
+        }
+        let mut senders = Senders::default();
+        for seq in from..=to {
+            let entry = self.entry(seq)?;
+            if entry.from == *user {
+                senders.own += 1;
+            } else if !senders.others.contains(&entry.from) {
+                senders.others.push(entry.from.clone());
+            }
+        }
+        Some(senders)
+    }
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Senders {
+    pub own: u64,
+    pub others: Vec<UserId>,
+}
+
+impl Member {
+    /// Moves one device up to `to`; `own` of the messages between the user's delivered position and `to` are the
+    /// user's own. `known` are all devices of the user.
+    pub(crate) fn move_device(&mut self, device: &DeviceId, to: Seq, own: u64, known: &[DeviceId]) {
+        if to <= self.position(device) {
+            return;
+        }
+        if to <= self.delivered {
+            self.lagging.retain(|(d, _)| d != device);
+            if to < self.delivered {
+                self.lagging.push((device.clone(), to));
+            }
+            return;
+        }
+        for other in known.iter().filter(|d| *d != device) {
+            if !self.lagging.iter().any(|(d, _)| d == other) {
+                self.lagging.push((other.clone(), self.delivered));
+            }
+        }
+        self.lagging.retain(|(d, _)| d != device);
+        self.own_above_delivered = self.own_above_delivered.saturating_sub(own);
+        self.delivered = to;
+    }
+
+    /// Moves the read position; `own` of the messages between are the user's own.
+    pub(crate) fn move_read(&mut self, to: Seq, own: u64) {
+        if to > self.read {
+            self.own_above_read = self.own_above_read.saturating_sub(own);
+            self.read = to;
+        }
+    }
+
+    /// The user sent message `seq`, the newest, from `device`.
+    pub(crate) fn on_own_message(&mut self, seq: Seq, device: Option<&DeviceId>, known: Option<&[DeviceId]>) {
+        self.own_above_delivered += 1;
+        self.own_above_read += 1;
+        if let (Some(device), Some(known)) = (device, known)
+            && self.position(device) + 1 == seq
+        {
+            self.move_device(device, seq, 1, known);
+        }
+    }
+
+    /// Everything up to `last` is hidden, and counts as delivered and read.
+    pub(crate) fn clear(&mut self, last: Seq) {
+        self.first = last + 1;
+        (self.delivered, self.read) = (last, last);
+        (self.own_above_delivered, self.own_above_read) = (0, 0);
+        self.lagging.clear();
+    }
+}
+
+/// The conversation a client names, if it is one that this user could belong to.
+pub(crate) fn named_by(user: &UserId, text: &str) -> Option<ConversationId> {
+    let id = ConversationId::parse(text).ok()?;
+    match id.peers() {
+        Some((a, b)) if a != *user && b != *user => None,
+        _ => Some(id),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str) -> DeviceId {
+        DeviceId::trusted(name)
+    }
+
+    #[test]
+    fn a_device_that_moves_ahead_leaves_the_others_where_they_were() {
+        let known = [device("x"), device("y")];
+        let mut member = new_member(Role::Member, 1);
+        member.move_device(&known[0], 5, 0, &known);
+        assert_eq!((member.delivered, member.position(&known[0]), member.position(&known[1])), (5, 5, 0));
+        member.move_device(&known[1], 3, 0, &known);
+        assert_eq!((member.delivered, member.position(&known[1])), (5, 3));
+        member.move_device(&known[1], 2, 0, &known);
+        assert_eq!(member.position(&known[1]), 3, "positions never move back");
+        member.move_device(&known[1], 7, 0, &known);
+        assert_eq!((member.delivered, member.position(&known[0]), member.position(&known[1])), (7, 5, 7));
+        assert_eq!(member.position(&device("new")), 7, "a new device starts at the delivered position");
+    }
+
+    #[test]
+    fn own_messages_are_neither_unread_nor_waiting() {
+        let known = [device("x")];
+        let mut member = new_member(Role::Member, 1);
+        member.on_own_message(1, Some(&known[0]), Some(&known));
+        assert_eq!((member.delivered, member.read, member.waiting(1), member.unread(1)), (1, 0, 0, 0));
+        // Another's message 2, then an own 3: nothing moves past what has not arrived.
+        member.on_own_message(3, Some(&known[0]), Some(&known));
+        assert_eq!((member.delivered, member.waiting(3), member.unread(3)), (1, 1, 1));
+        member.move_device(&known[0], 3, 1, &known);
+        member.move_read(3, 2);
+        assert_eq!((member.waiting(3), member.unread(3)), (0, 0));
+    }
+
+    #[test]
+    fn the_tail_counts_what_it_remembers() {
+        let (a, b) = (UserId::trusted("a"), UserId::trusted("b"));
+        let mut tail = Tail::new(10);
+        for (seq, from) in [(11, &a), (12, &b), (13, &a)] {
+            tail.push(
+                seq,
+                TailEntry {
+                    id: MessageId::trusted("m"),
+                    from: from.clone(),
+                    device: None,
+                    ts: 0,
+                    body: None,
+                },
+            );
+        }
+        assert_eq!(tail.first(), 11);
+        assert_eq!(tail.senders(&a, 11, 13), Some(Senders { own: 2, others: vec![b.clone()] }));
+        assert_eq!(tail.senders(&a, 10, 13), None);
+        assert_eq!(tail.senders(&a, 14, 13), Some(Senders::default()));
+    }
+}

@@ -1,0 +1,279 @@
+//! From a message that is durable to the devices of every member: pushes, repeats, receipts.
+
+use crate::{
+    Core, Now, Slot,
+    batch::{Incoming, Moved},
+    limits,
+    persist::{Message, Query},
+    reads::ReadPurpose,
+    timers::Timer,
+    users::{ConnKey, Held},
+};
+use bowline_protocol::{
+    Body, ConversationId, DeviceId, Frame, MessageId, Millis, Seq, ServerFrame, UserId,
+    frame::{ReceiptKind, encode_push},
+};
+
+/// A message that has just become durable.
+pub(crate) struct Stored<'a> {
+    pub incoming: &'a Incoming,
+    pub seq: Seq,
+    pub ts: Millis,
+}
+
+/// A range of messages on its way to a device once more.
+#[derive(Debug, Clone)]
+pub(crate) struct Repeat {
+    pub user: UserId,
+    pub device: DeviceId,
+    pub conversation: ConversationId,
+    pub from: Seq,
+    pub to: Seq,
+}
+
+impl Core {
+    /// Pushes to every device of every member; the sending connection has the ack instead.
+    pub(crate) fn push(&mut self, stored: Stored<'_>, now: Now) {
+        let Stored { incoming, seq, ts } = stored;
+        let id = &incoming.conversation;
+        let Some(Slot::Ready(conversation)) = self.conversations.get(id) else { return };
+        let sender_conn = match incoming.asker.origin {
+            crate::Origin::Conn { key, .. } => Some(key),
+            crate::Origin::Api { .. } => None,
+        };
+        let mut frame: Option<Frame> = None;
+        let mut keys: Vec<ConnKey> = Vec::new();
+        let (timeout, mut armed) = (self.config.ack_timeout_ms, Vec::new());
+        for user_id in conversation.members.keys() {
+            let Some(user) = self.users.get_mut(user_id) else { continue };
+            for device in &mut user.devices {
+                let own = incoming.user == *user_id && incoming.device.as_ref() == Some(&device.id);
+                let mut is_pushed = false;
+                for key in device.conns.iter().filter(|k| !own || Some(**k) != sender_conn) {
+                    let frame = frame.get_or_insert_with(|| {
+                        encode_push(id, seq, &incoming.id, &incoming.user, ts, false, &incoming.body)
+                    });
+                    let Some(conn) = self.conns.get_mut(key) else { continue };
+                    match &mut conn.sync {
+                        Some(sync) if sync.held.len() < limits::HELD_PUSHES_MAX => {
+                            let (conversation, frame) = (id.clone(), frame.clone());
+                            sync.held.push(Held { conversation, seq, own: incoming.user == *user_id, frame });
+                        }
+                        Some(sync) => sync.overflowed = true,
+                        None => {
+                            keys.push(*key);
+                            is_pushed = true;
+                        }
+                    }
+                }
+                if is_pushed && !own {
+                    let flight = device.flight(id);
+                    flight.on_pushed(seq, now.mono);
+                    if !std::mem::replace(&mut flight.armed, true) {
+                        armed.push((user_id.clone(), device.id.clone()));
+                    }
+                }
+            }
+        }
+        for (user, device) in armed {
+            let timer = Timer::Flight { user, device, conversation: id.clone() };
+            self.timers.arm(now.mono + timeout, timer);
+        }
+        self.counters.pushes += keys.len() as u64;
+        if let Some(frame) = frame {
+            self.broadcast(&keys, &frame);
+        }
+    }
+
+    /// A device says what it has: its repeats end there.
+    pub(crate) fn on_device_has(
+        &mut self,
+        user: &UserId,
+        device: &DeviceId,
+        conversation: &ConversationId,
+        seq: Seq,
+        now: Now,
+    ) {
+        let Some(device) = self.users.get_mut(user).and_then(|u| u.device_mut(device)) else { return };
+        device.announced.retain(|(c, last)| c != conversation || *last > seq);
+        if let Some(flight) = device.flights.iter_mut().find(|f| f.conversation == *conversation) {
+            flight.on_received(seq, now.mono);
+        }
+    }
+
+    pub(crate) fn on_flight_timer(
+        &mut self,
+        user_id: UserId,
+        device_id: DeviceId,
+        conversation: ConversationId,
+        now: Now,
+    ) {
+        let (timeout, repeats_max) = (self.config.ack_timeout_ms, self.config.max_redeliveries);
+        let Some(user) = self.users.get_mut(&user_id) else { return };
+        let Some(device) = user.device_mut(&device_id) else { return };
+        let congested = device.conns.iter().any(|k| self.conns.get(k).is_some_and(|c| c.congested));
+        let Some(index) = device.flights.iter().position(|f| f.conversation == conversation) else { return };
+        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it.
+        let above_gap = device.is_announced_above(&conversation, 0);
+        let flight = &mut device.flights[index];
+        if congested {
+            flight.restart(now.mono);
+        }
+        let due = flight.take_due(now.mono, timeout, repeats_max);
+        let Some(next) = flight.due(timeout) else {
+            device.flights.swap_remove(index);
+            return;
+        };
+        let (user, device) = (user_id.clone(), device_id.clone());
+        self.timers.arm(next, Timer::Flight { user, device, conversation: conversation.clone() });
+        if above_gap {
+            return;
+        }
+        for range in due {
+            let (user, device) = (user_id.clone(), device_id.clone());
+            let (conversation, from, to) = (conversation.clone(), range.from, range.to);
+            self.repeat(Repeat { user, device, conversation, from, to });
+        }
+    }
+
+    /// Pushes a range again: from memory when all of it is there, else from the store.
+    pub(crate) fn repeat(&mut self, repeat: Repeat) {
+        let Some(Slot::Ready(conversation)) = self.conversations.get(&repeat.conversation) else {
+            return self.read_repeat(repeat);
+        };
+        let mut frames = Vec::new();
+        for seq in repeat.from..=repeat.to {
+            match conversation.tail.entry(seq) {
+                Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {
+                }
+                Some(entry) => match &entry.body {
+                    Some(body) => frames.push(again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)),
+                    None => return self.read_repeat(repeat),
+                },
+                None => return self.read_repeat(repeat),
+            }
+        }
+        self.push_again(&repeat, frames);
+    }
+
+    fn read_repeat(&mut self, repeat: Repeat) {
+        let query = Query::Messages {
+            conversation: repeat.conversation.clone(),
+            from: repeat.from,
+            to: repeat.to,
+            limit: limits::REDELIVERY_PAGE,
+            bytes_max: limits::TAIL_BODY_BYTES_MAX as u64,
+            newest: false,
+        };
+        self.read(query, ReadPurpose::Repeat(repeat));
+    }
+
+    /// The store gave the first messages of a range; the rest is asked for when there is one.
+    pub(crate) fn on_repeat_found(&mut self, mut repeat: Repeat, messages: Vec<Message>) {
+        let Some(last) = messages.last().map(|m| m.seq) else { return };
+        let own = |m: &Message| m.from == repeat.user && m.device.as_ref() == Some(&repeat.device);
+        let frames =
+            messages.iter().filter(|m| !own(m)).map(|m| again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body));
+        let frames: Vec<Frame> = frames.collect();
+        self.push_again(&repeat, frames);
+        if last < repeat.to
+            && self.users.get(&repeat.user).is_some_and(|u| u.device(&repeat.device).is_some())
+        {
+            repeat.from = last + 1;
+            self.read_repeat(repeat);
+        }
+    }
+
+    fn push_again(&mut self, repeat: &Repeat, frames: Vec<Frame>) {
+        // Removed, or cleared, or received meanwhile: then it is not wanted any more.
+        let Some(device) = self.users.get(&repeat.user).and_then(|u| u.device(&repeat.device)) else {
+            return;
+        };
+        if !device.flights.iter().any(|f| f.conversation == repeat.conversation && !f.is_empty()) {
+            return;
+        }
+        let keys = device.conns.clone();
+        for frame in frames {
+            self.counters.redeliveries += 1;
+            self.broadcast(&keys, &frame);
+        }
+    }
+
+    pub(crate) fn forget_flights(&mut self, user: &UserId, conversation: &ConversationId) {
+        for device in self.users.get_mut(user).into_iter().flat_map(|u| &mut u.devices) {
+            device.flights.retain(|f| f.conversation != *conversation);
+            device.announced.retain(|(c, _)| c != conversation);
+        }
+    }
+
+    /// Receipts for positions that are durable now: to the senders of what they cover, and of reading also to
+    /// the reader's other devices.
+    pub(crate) fn send_receipts(&mut self, moved: Vec<Moved>, now: Now) {
+        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, Vec<UserId>)> = Vec::new();
+        for Moved { conversation: id, user, device, delivered, read } in moved {
+            let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
+            let named = conversation.members.len() <= limits::NAMED_RECEIPTS_MEMBERS_MAX;
+            for (kind, moved) in [(ReceiptKind::Delivered, delivered), (ReceiptKind::Read, read)] {
+                let Some((seq, senders)) = moved else { continue };
+                let frame = ServerFrame::MsgReceipt {
+                    conversation_id: &id,
+                    seq,
+                    user_id: Some(&user),
+                    count: None,
+                    kind,
+                    ts: now.wall,
+                }
+                .encode();
+                let mut keys = Vec::new();
+                if kind == ReceiptKind::Read {
+                    let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
+                    keys.extend(
+                        devices.iter().filter(|d| d.id != device).flat_map(|d| d.conns.iter().copied()),
+                    );
+                }
+                if named {
+                    keys.extend(self.conns_of(&senders));
+                } else {
+                    match counted.iter_mut().find(|(c, k, ..)| *c == id && *k == kind) {
+                        Some((_, _, max, to)) => {
+                            *max = seq.max(*max);
+                            to.extend(senders.into_iter().filter(|s| !to.contains(s)).collect::<Vec<_>>());
+                        }
+                        None => counted.push((id.clone(), kind, seq, senders)),
+                    }
+                }
+                self.counters.receipts += keys.len() as u64;
+                self.broadcast(&keys, &frame);
+            }
+        }
+        for (id, kind, seq, senders) in counted {
+            let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
+            let there = conversation.members.values().filter(|m| match kind {
+                ReceiptKind::Delivered => m.delivered >= seq,
+                ReceiptKind::Read => m.read >= seq,
+            });
+            let count = there.count() as u32;
+            let frame = ServerFrame::MsgReceipt {
+                conversation_id: &id,
+                seq,
+                user_id: None,
+                count: Some(count),
+                kind,
+                ts: now.wall,
+            }
+            .encode();
+            let keys = self.conns_of(&senders);
+            self.counters.receipts += keys.len() as u64;
+            self.broadcast(&keys, &frame);
+        }
+    }
+
+    fn conns_of(&self, users: &[UserId]) -> Vec<ConnKey> {
+        let devices = users.iter().filter_map(|u| self.users.get(u)).flat_map(|u| &u.devices);
+        devices.flat_map(|d| d.conns.iter().copied()).collect()
+    }
+}
+
+fn again(repeat: &Repeat, seq: Seq, id: &MessageId, from: &UserId, ts: Millis, body: &Body) -> Frame {
+    encode_push(&repeat.conversation, seq, id, from, ts, true, body)
+}

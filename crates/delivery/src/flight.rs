@@ -1,0 +1,141 @@
+//! What was pushed to a device and not acknowledged: when it is due again, and how often it was.
+//!
+//! A push is repeated after 1, 2 and 4 acknowledgement timeouts, each counted from the attempt before, and then
+//! waits in the inbox. Any progress of the device in that conversation starts the timers again. Pushes that were
+//! written together share one range, so that a burst costs one entry.
+
+use crate::limits;
+use bowline_protocol::{ConversationId, Millis, Seq};
+use std::collections::VecDeque;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    pub from: Seq,
+    pub to: Seq,
+    pub attempts: u32,
+    began: Millis,
+    written: Millis,
+}
+
+#[derive(Debug)]
+pub(crate) struct Flight {
+    pub conversation: ConversationId,
+    ranges: VecDeque<Range>,
+    /// A timer of the core will look at this flight.
+    pub armed: bool,
+}
+
+impl Flight {
+    pub fn new(conversation: ConversationId) -> Self {
+        Self { conversation, ranges: VecDeque::new(), armed: false }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// A first push was written.
+    pub fn on_pushed(&mut self, seq: Seq, now: Millis) {
+        if let Some(last) = self.ranges.back_mut()
+            && last.attempts == 0
+            && last.to < seq
+            && now.saturating_sub(last.began) < limits::FLIGHT_SPAN_MS
+        {
+            (last.to, last.written) = (seq, now);
+            return;
+        }
+        self.ranges.push_back(Range { from: seq, to: seq, attempts: 0, began: now, written: now });
+    }
+
+    /// Everything up to `seq` has arrived.
+    pub fn on_received(&mut self, seq: Seq, now: Millis) {
+        let before = self.ranges.front().map(|r| r.from);
+        while self.ranges.front().is_some_and(|r| r.to <= seq) {
+            self.ranges.pop_front();
+        }
+        if let Some(first) = self.ranges.front_mut()
+            && first.from <= seq
+        {
+            first.from = seq + 1;
+        }
+        if before.is_some_and(|from| from <= seq) {
+            self.restart(now);
+        }
+    }
+
+    /// The timers start again.
+    pub fn restart(&mut self, now: Millis) {
+        for range in &mut self.ranges {
+            range.written = now;
+        }
+    }
+
+    /// When the first range is due.
+    pub fn due(&self, timeout: Millis) -> Option<Millis> {
+        self.ranges.iter().map(|r| r.written + (timeout << r.attempts)).min()
+    }
+
+    /// Takes what is due: ranges to push again, counted as written now. Those that were repeated often enough
+    /// are left to the inbox.
+    pub fn take_due(&mut self, now: Millis, timeout: Millis, repeats_max: u32) -> Vec<Range> {
+        let is_due = |r: &Range| r.written + (timeout << r.attempts) <= now;
+        self.ranges.retain(|r| !is_due(r) || r.attempts < repeats_max);
+        let mut due = Vec::new();
+        for range in self.ranges.iter_mut().filter(|r| is_due(r)) {
+            range.attempts += 1;
+            range.written = now;
+            due.push(*range);
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight(pushes: &[(Seq, Millis)]) -> Flight {
+        let mut flight = Flight::new(ConversationId::trusted("d:a:b"));
+        for (seq, at) in pushes {
+            flight.on_pushed(*seq, *at);
+        }
+        flight
+    }
+
+    fn seqs(ranges: &[Range]) -> Vec<(Seq, Seq)> {
+        ranges.iter().map(|r| (r.from, r.to)).collect()
+    }
+
+    #[test]
+    fn a_push_is_repeated_after_one_two_and_four_timeouts() {
+        let mut flight = flight(&[(1, 0)]);
+        let mut at = Vec::new();
+        for now in 0..100 {
+            if !flight.take_due(now, 10, 3).is_empty() {
+                at.push(now);
+            }
+        }
+        assert_eq!(at, [10, 30, 70]);
+        assert!(flight.take_due(150, 10, 3).is_empty());
+        assert!(flight.is_empty());
+    }
+
+    #[test]
+    fn progress_starts_the_timers_again() {
+        let mut flight = flight(&[(1, 0), (5, 200)]);
+        flight.on_received(3, 250);
+        assert_eq!(flight.due(1000), Some(1250));
+        flight.on_received(2, 900);
+        assert_eq!(flight.due(1000), Some(1250), "an older number is no progress");
+        assert_eq!(seqs(&flight.take_due(1250, 1000, 3)), [(5, 5)]);
+        flight.on_received(5, 1300);
+        assert!(flight.is_empty());
+    }
+
+    #[test]
+    fn a_burst_is_one_range() {
+        let flight = flight(&[(1, 0), (2, 1), (4, 50), (5, 100), (6, 101)]);
+        let ranges: Vec<_> = flight.ranges.iter().copied().collect();
+        assert_eq!(seqs(&ranges), [(1, 4), (5, 6)]);
+    }
+}

@@ -1,0 +1,174 @@
+//! What waits for a device when it connects: one line for each conversation, then the client pages.
+//!
+//! What was stored before the connection is announced. What became durable while it was looked up is held and
+//! pushed right behind the notices, so that a device sees each number once and in order.
+
+use crate::{
+    Core, Now, Slot,
+    batch::Entry,
+    limits,
+    persist::{Device, Query, Waiting},
+    reads::ReadPurpose,
+    timers::Timer,
+    users::ConnKey,
+};
+use bowline_protocol::{DeviceId, ServerFrame, UserId, frame::Notice};
+use std::sync::Arc;
+
+impl Core {
+    pub(crate) fn begin_sync(&mut self, key: ConnKey, now: Now) {
+        let Some(conn) = self.conns.get(&key) else { return };
+        let purpose = ReadPurpose::Sync { key, login: conn.login };
+        self.read_behind_writes(purpose, now);
+    }
+
+    pub(crate) fn sync_query(&self, key: ConnKey, login: u64) -> Option<Query> {
+        let conn = self.conns.get(&key).filter(|c| c.login == login)?;
+        Some(Query::Waiting { user: conn.user.clone(), device: conn.device.clone() })
+    }
+
+    pub(crate) fn on_waiting(
+        &mut self,
+        key: ConnKey,
+        login: u64,
+        devices: Vec<Device>,
+        waiting: Vec<Waiting>,
+        now: Now,
+    ) {
+        let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
+        if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
+            conn.sync = Some(Box::default());
+            return self.begin_sync(key, now);
+        }
+        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
+        let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        self.learn_devices(&user_id, &device_id, devices, now);
+
+        let mut notices = Vec::new();
+        for row in waiting {
+            let Waiting { conversation, first, mut last, position, mut unread } = row;
+            if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min()
+            {
+                let covered =
+                    |h: &&crate::users::Held| h.conversation == conversation && h.seq <= last && !h.own;
+                unread = unread.saturating_sub(held.iter().filter(covered).count() as u64);
+                last = last.min(pushed - 1);
+            }
+            if last > position {
+                notices.push(Notice {
+                    conversation_id: conversation,
+                    last_seq: last,
+                    first_seq: first,
+                    unread,
+                });
+            }
+        }
+        let pages = notices.chunks(limits::NOTICES_PER_PAGE);
+        let count = pages.len();
+        let pages: Vec<_> = pages.map(<[Notice]>::to_vec).collect();
+        for (index, page) in pages.into_iter().enumerate() {
+            let frame = ServerFrame::SyncNotice { conversations: &page, more: index + 1 < count }.encode();
+            self.broadcast(&[key], &frame);
+        }
+
+        let timeout = self.config.ack_timeout_ms;
+        let Some(device) = self.users.get_mut(&user_id).and_then(|u| u.device_mut(&device_id)) else {
+            return;
+        };
+        for notice in notices {
+            device.announced.retain(|(c, _)| *c != notice.conversation_id);
+            device.announced.push((notice.conversation_id, notice.last_seq));
+        }
+        let mut armed = Vec::new();
+        for held in &held {
+            let flight = device.flight(&held.conversation);
+            flight.on_pushed(held.seq, now.mono);
+            if !std::mem::replace(&mut flight.armed, true) {
+                armed.push(held.conversation.clone());
+            }
+        }
+        for conversation in armed {
+            let (user, device) = (user_id.clone(), device_id.clone());
+            self.timers.arm(now.mono + timeout, Timer::Flight { user, device, conversation });
+        }
+        self.counters.pushes += held.len() as u64;
+        for held in held {
+            self.broadcast(&[key], &held.frame);
+        }
+    }
+
+    /// Notes which devices a user has; one that is new is stored, and the oldest gives way when there are too
+    /// many.
+    fn learn_devices(&mut self, user_id: &UserId, device_id: &DeviceId, mut devices: Vec<Device>, now: Now) {
+        let Some(user) = self.users.get_mut(user_id) else { return };
+        let is_new = !devices.iter().any(|d| d.device == *device_id);
+        let class = user.device(device_id).and_then(|d| d.class);
+        let changed = devices.iter().any(|d| d.device == *device_id && class.is_some() && d.class != class);
+        let mut forgotten = Vec::new();
+        if is_new {
+            devices.sort_by_key(|d| d.last_seen);
+            while devices.len() >= limits::DEVICES_PER_USER_MAX {
+                let Some(index) = devices.iter().position(|d| user.device(&d.device).is_none()) else {
+                    break;
+                };
+                forgotten.push(devices.remove(index).device);
+            }
+        }
+        let mut known: Vec<DeviceId> = devices.into_iter().map(|d| d.device).collect();
+        known.extend(user.known.iter().flat_map(|k| k.iter().cloned()));
+        known.extend(user.devices.iter().map(|d| d.id.clone()));
+        known.extend(self.unstored_devices.iter().filter(|(u, _)| u == user_id).map(|(_, d)| d.clone()));
+        known.sort();
+        known.dedup();
+        known.retain(|d| !forgotten.contains(d));
+        user.known = Some(Arc::from(known));
+        for device in forgotten {
+            self.enqueue(Entry::ForgetDevice { asker: None, user: user_id.clone(), device });
+        }
+        if is_new || changed {
+            let (user, device) = (user_id.clone(), device_id.clone());
+            self.enqueue(Entry::PutDevice { user, device, class, at: now.wall });
+        }
+    }
+
+    /// A device is forgotten: it is not behind anywhere any more.
+    pub(crate) fn on_device_forgotten(&mut self, user_id: &UserId, device_id: &DeviceId) {
+        if let Some(user) = self.users.get_mut(user_id)
+            && user.device(device_id).is_none()
+            && let Some(known) = &user.known
+        {
+            user.known = Some(known.iter().filter(|d| *d != device_id).cloned().collect());
+        }
+        for slot in self.conversations.values_mut() {
+            if let Slot::Ready(conversation) = slot
+                && let Some(member) = conversation.members.get_mut(user_id)
+            {
+                member.lagging.retain(|(d, _)| d != device_id);
+            }
+        }
+    }
+
+    /// Bounds what is kept in memory: conversations that nothing waits for and that were longest unused go.
+    pub(crate) fn drop_idle_conversations(&mut self, _now: Now) {
+        if self.conversations.len() <= limits::CONVERSATIONS_MAX {
+            return;
+        }
+        let mut idle: Vec<_> = self
+            .conversations
+            .iter()
+            .filter_map(|(id, slot)| match slot {
+                Slot::Ready(conversation) if conversation.pending == 0 => {
+                    Some((conversation.touched, id.clone()))
+                }
+                _ => None,
+            })
+            .collect();
+        idle.sort();
+        let excess = self.conversations.len() - limits::CONVERSATIONS_MAX * 9 / 10;
+        for (_, id) in idle.into_iter().take(excess) {
+            if !self.is_staged(&id) {
+                self.conversations.remove(&id);
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! From a message that arrives to one that may be numbered: its conversation, what became of the same id before,
+//! and the verdict.
+//!
+//! Messages of one sender to one conversation form a lane while they wait for verdicts: they leave it in the
+//! order in which they came, whatever order the verdicts have. Nobody else waits for them.
+
+use crate::{
+    Action, Asker, Core, Now, Slot, Verdict,
+    batch::{Entry, Incoming},
+    conversation::named_by,
+    dedupe::{Known, content_hash},
+    forbidden, limits,
+    persist::Receipt,
+    reads::Deferred,
+};
+use bowline_protocol::{
+    ConversationId, DeviceId, ErrorCode, MessageId, ServerFrame, UserId,
+    error::Refusal,
+    link::{Answer, Send, SendTarget},
+};
+use std::collections::VecDeque;
+
+/// One sender's messages to one conversation that wait for a verdict.
+#[derive(Default)]
+pub(crate) struct Lane(VecDeque<Waiting>);
+
+struct Waiting {
+    ticket: u64,
+    incoming: Box<Incoming>,
+    verdict: Option<Verdict>,
+}
+
+impl Core {
+    pub(crate) fn on_send(&mut self, asker: Asker, send: Send, device: Option<DeviceId>, now: Now) {
+        let Send { id, from, target, body } = send;
+        let conversation = match &target {
+            SendTarget::User(to) => ConversationId::direct(&from, to),
+            SendTarget::Conversation(text) => match named_by(&from, text) {
+                Some(conversation) => conversation,
+                None => return self.refuse_message(&asker, forbidden(text)),
+            },
+        };
+        if self.queue.len() >= limits::QUEUE_ENTRIES_MAX {
+            let message = format!("{} requests wait for the store; send it again later", self.queue.len());
+            return self.refuse_message(&asker, Refusal::new(ErrorCode::Overloaded, message));
+        }
+        let hash = content_hash(&conversation, &body);
+        match self.dedupe.on_sent(&from, &id, &conversation, hash, &asker) {
+            Known::New => {}
+            Known::Waits => return,
+            Known::Stored(receipt) => {
+                self.counters.messages_repeated += 1;
+                return self.acknowledge(&asker, &id, &receipt);
+            }
+            Known::Conflict => return self.refuse_message(&asker, conflict(&id)),
+        }
+        let incoming = Box::new(Incoming { asker, device, user: from, conversation, id, body, hash });
+        self.with_conversation(&incoming.conversation.clone(), Deferred::Message(incoming), now);
+    }
+
+    /// The conversation is in memory: ask for the verdict, or go on.
+    pub(crate) fn on_message_ready(&mut self, incoming: Box<Incoming>) {
+        if !self.is_member(&incoming.conversation, &incoming.user) {
+            let refusal = forbidden(&incoming.conversation);
+            return self.refuse_incoming(&incoming, refusal);
+        }
+        if !self.config.before_send {
+            return self.enqueue(Entry::Message(incoming));
+        }
+        let ticket = self.number();
+        let lane_key = (incoming.user.clone(), incoming.conversation.clone());
+        self.tickets.insert(ticket, lane_key.clone());
+        let message = Box::new(Send {
+            id: incoming.id.clone(),
+            from: incoming.user.clone(),
+            target: SendTarget::Conversation(incoming.conversation.as_str().into()),
+            body: incoming.body.clone(),
+        });
+        self.actions.push(Action::AskVerdict {
+            ticket,
+            message,
+            conversation: incoming.conversation.clone(),
+        });
+        self.lanes.entry(lane_key).or_default().0.push_back(Waiting { ticket, incoming, verdict: None });
+    }
+
+    pub(crate) fn on_verdict(&mut self, ticket: u64, verdict: Verdict, _now: Now) {
+        let Some(lane_key) = self.tickets.remove(&ticket) else { return };
+        let Some(lane) = self.lanes.get_mut(&lane_key) else { return };
+        if let Some(waiting) = lane.0.iter_mut().find(|w| w.ticket == ticket) {
+            waiting.verdict = Some(verdict);
+        }
+        let mut decided = Vec::new();
+        while lane.0.front().is_some_and(|w| w.verdict.is_some()) {
+            decided.extend(lane.0.pop_front());
+        }
+        if lane.0.is_empty() {
+            self.lanes.remove(&lane_key);
+        }
+        for Waiting { mut incoming, verdict, .. } in decided {
+            match verdict {
+                Some(Verdict::Refuse(refusal)) => self.refuse_incoming(&incoming, refusal),
+                Some(Verdict::Allow { body }) => {
+                    incoming.body = body.unwrap_or(incoming.body);
+                    self.enqueue(Entry::Message(incoming));
+                }
+                None => {}
+            }
+        }
+    }
+
+    pub(crate) fn is_member(&self, conversation: &ConversationId, user: &UserId) -> bool {
+        match self.conversations.get(conversation) {
+            Some(Slot::Ready(conversation)) => conversation.members.contains_key(user),
+            _ => false,
+        }
+    }
+
+    /// Answers the sender, and whoever repeated the message meanwhile.
+    pub(crate) fn refuse_incoming(&mut self, incoming: &Incoming, refusal: Refusal) {
+        for asker in self.dedupe.on_refused(&incoming.user, &incoming.id) {
+            self.refuse_message(&asker, refusal.clone());
+        }
+        self.refuse_message(&incoming.asker, refusal);
+    }
+
+    fn refuse_message(&mut self, asker: &Asker, refusal: Refusal) {
+        self.counters.messages_refused += 1;
+        self.refuse(asker, refusal);
+    }
+
+    /// `msg.ack`, or the API's answer.
+    pub(crate) fn acknowledge(&mut self, asker: &Asker, id: &MessageId, receipt: &Receipt) {
+        let Receipt { conversation, seq, ts, .. } = receipt;
+        match asker.origin {
+            crate::Origin::Api { node, request_id } => {
+                let answer = Answer::Stored { conversation_id: conversation.clone(), seq: *seq, ts: *ts };
+                self.answer_api(node, request_id, answer);
+            }
+            crate::Origin::Conn { .. } => {
+                let frame =
+                    ServerFrame::MsgAck { id, conversation_id: conversation, seq: *seq, ts: *ts }.encode();
+                self.answer_frame(asker, frame);
+            }
+        }
+    }
+}
+
+pub(crate) fn conflict(id: &MessageId) -> Refusal {
+    let message =
+        format!("message id {id:?} was used for another message; every message needs an id of its own");
+    Refusal::new(ErrorCode::Conflict, message)
+}

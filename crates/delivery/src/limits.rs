@@ -1,0 +1,32 @@
+//! Every bound of the core, with its unit and what happens when it is reached.
+
+/// Entries waiting for a transaction. Above, requests are refused `overloaded`.
+pub const QUEUE_ENTRIES_MAX: usize = 200_000;
+/// Messages whose outcome is remembered for repeats. Older ones are found by the store's unique index.
+pub const DEDUPE_ENTRIES_MAX: usize = 32_768;
+/// Conversations kept in memory. Above, those longest unused are dropped and loaded again on demand.
+pub const CONVERSATIONS_MAX: usize = 20_000;
+/// Newest messages of a conversation that are loaded with it.
+pub const TAIL_LOADED: u32 = 16;
+/// Newest messages of a conversation whose senders are remembered. Older ones are asked of the store.
+pub const TAIL_ENTRIES_MAX: usize = 1024;
+/// Newest messages of a conversation whose bodies are kept for another push, and their bytes.
+pub const TAIL_BODIES_MAX: usize = 64;
+pub const TAIL_BODY_BYTES_MAX: usize = 64 * 1024;
+/// Position changes carried in one transaction; the rest goes into the next.
+pub const POSITIONS_PER_BATCH_MAX: usize = 2_000;
+/// Pushes held for a connection whose waiting conversations are being looked up. Those beyond are announced
+/// with them.
+pub const HELD_PUSHES_MAX: usize = 1_000;
+/// Conversations in one `sync.notice`.
+pub const NOTICES_PER_PAGE: usize = 100;
+/// Messages read at once for another push.
+pub const REDELIVERY_PAGE: u32 = 200;
+/// Pushes of one conversation to one device that are due together when written within this time.
+pub const FLIGHT_SPAN_MS: u64 = 100;
+/// Groups beyond this many members have receipts that count instead of naming.
+pub const NAMED_RECEIPTS_MEMBERS_MAX: usize = 100;
+/// Devices remembered for one user. Above, the one longest unseen is forgotten.
+pub const DEVICES_PER_USER_MAX: usize = 64;
+/// How long to wait before the store is asked again after it failed.
+pub const STORE_RETRY_MS: u64 = 1_000;

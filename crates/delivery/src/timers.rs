@@ -1,0 +1,65 @@
+//! The core's timers: a heap of what is due when. Entries may be out of date; who takes one looks again.
+
+use crate::{Core, Now};
+use bowline_protocol::{ConversationId, DeviceId, Millis, UserId};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
+
+pub(crate) enum Timer {
+    Flight {
+        user: UserId,
+        device: DeviceId,
+        conversation: ConversationId,
+    },
+    /// A look-up failed because the store did; do it again.
+    Retry(Box<crate::reads::ReadPurpose>),
+    /// What nobody asked for and has to be stored all the same.
+    Enqueue(Box<crate::batch::Entry>),
+    /// The store's rest is over.
+    Store,
+}
+
+#[derive(Default)]
+pub(crate) struct Timers {
+    heap: BinaryHeap<Reverse<(Millis, u64)>>,
+    timers: HashMap<u64, Timer>,
+    next: u64,
+}
+
+impl Timers {
+    pub fn arm(&mut self, at: Millis, timer: Timer) {
+        self.next += 1;
+        self.heap.push(Reverse((at, self.next)));
+        self.timers.insert(self.next, timer);
+    }
+
+    pub fn next_due(&self) -> Option<Millis> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    fn pop(&mut self, now: Millis) -> Option<Timer> {
+        let Reverse((at, number)) = *self.heap.peek()?;
+        if at > now {
+            return None;
+        }
+        self.heap.pop();
+        self.timers.remove(&number)
+    }
+}
+
+impl Core {
+    pub(crate) fn on_timers(&mut self, now: Now) {
+        while let Some(timer) = self.timers.pop(now.mono) {
+            match timer {
+                Timer::Flight { user, device, conversation } => {
+                    self.on_flight_timer(user, device, conversation, now)
+                }
+                Timer::Retry(purpose) => self.read_again(*purpose, now),
+                Timer::Enqueue(entry) => self.enqueue(*entry),
+                Timer::Store => {}
+            }
+        }
+    }
+}

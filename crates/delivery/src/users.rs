@@ -1,0 +1,111 @@
+//! Who is connected: users, their devices, and the connections of those.
+
+use crate::flight::Flight;
+use bowline_protocol::{
+    ConversationId, DeviceId, Frame, Millis, Seq, UserId,
+    ids::DeviceClass,
+    link::{ConnRef, NodeRef},
+};
+use smallvec::SmallVec;
+use std::sync::Arc;
+
+/// A connection: the index of its node in [`Nodes`], and its number there.
+pub(crate) type ConnKey = (u32, u64);
+
+/// The nodes that were heard of; few, so a list.
+#[derive(Default)]
+pub(crate) struct Nodes(Vec<Arc<NodeRef>>);
+
+impl Nodes {
+    pub fn index(&mut self, node: &Arc<NodeRef>) -> u32 {
+        let found = self.0.iter().position(|n| Arc::ptr_eq(n, node) || n == node);
+        found.unwrap_or_else(|| {
+            self.0.push(node.clone());
+            self.0.len() - 1
+        }) as u32
+    }
+
+    pub fn node(&self, index: u32) -> &Arc<NodeRef> {
+        &self.0[index as usize]
+    }
+}
+
+pub(crate) struct Conn {
+    pub login: u64,
+    pub user: UserId,
+    pub device: DeviceId,
+    pub since: Millis,
+    /// Number of the last event sent down.
+    pub sent: u64,
+    /// Frames decided and not yet reported.
+    pub decided: u32,
+    pub congested: bool,
+    /// The event that was last answered "not here, gone"; a second time ends the connection.
+    pub gone_no: u64,
+    /// Present until the waiting conversations were announced.
+    pub sync: Option<Box<Sync>>,
+}
+
+/// What became due for a connection before it could be told what waits.
+#[derive(Default)]
+pub(crate) struct Sync {
+    pub held: Vec<Held>,
+    /// More became due than is held: look again, and announce it all.
+    pub overflowed: bool,
+}
+
+pub(crate) struct Held {
+    pub conversation: ConversationId,
+    pub seq: Seq,
+    pub own: bool,
+    pub frame: Frame,
+}
+
+#[derive(Default)]
+pub(crate) struct User {
+    pub devices: SmallVec<[Device; 1]>,
+    /// Every device that the store knows; `None` until it was asked.
+    pub known: Option<Arc<[DeviceId]>>,
+}
+
+/// A device with at least one open connection.
+pub(crate) struct Device {
+    pub id: DeviceId,
+    pub class: Option<DeviceClass>,
+    pub conns: SmallVec<[ConnKey; 1]>,
+    pub flights: Vec<Flight>,
+    /// Conversations that were announced and not fetched yet, each with the last number announced.
+    pub announced: Vec<(ConversationId, Seq)>,
+}
+
+impl User {
+    pub fn device(&self, id: &DeviceId) -> Option<&Device> {
+        self.devices.iter().find(|d| d.id == *id)
+    }
+
+    pub fn device_mut(&mut self, id: &DeviceId) -> Option<&mut Device> {
+        self.devices.iter_mut().find(|d| d.id == *id)
+    }
+}
+
+impl Device {
+    /// The flight of a conversation, begun if there is none.
+    pub fn flight(&mut self, conversation: &ConversationId) -> &mut Flight {
+        let index = match self.flights.iter().position(|f| f.conversation == *conversation) {
+            Some(index) => index,
+            None => {
+                self.flights.push(Flight::new(conversation.clone()));
+                self.flights.len() - 1
+            }
+        };
+        &mut self.flights[index]
+    }
+
+    pub fn is_announced_above(&self, conversation: &ConversationId, position: Seq) -> bool {
+        self.announced.iter().any(|(c, last)| c == conversation && *last > position)
+    }
+}
+
+pub(crate) fn conn_ref(nodes: &Nodes, key: ConnKey, login: u64) -> ConnRef {
+    ConnRef { node: nodes.node(key.0).clone(), connection: key.1, login }
+}

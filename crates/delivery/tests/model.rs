@@ -1,0 +1,289 @@
+//! Random lives of a few users and devices against a naive model: unread counts, positions, order, completeness,
+//! the ledger.
+
+#[allow(dead_code)]
+mod support;
+
+use bowline_protocol::{DeviceId, Seq, UserId};
+use proptest::prelude::*;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use support::{World, read, recv};
+
+const USERS: [&str; 3] = ["a", "b", "c"];
+const DEVICES: [&str; 2] = ["1", "2"];
+const CONVERSATIONS: [&str; 4] = ["d:a:b", "d:a:c", "d:b:c", "g:t"];
+
+#[derive(Debug, Clone)]
+enum Op {
+    Connect(usize, usize),
+    Disconnect(usize, usize),
+    Send { user: usize, device: usize, conversation: usize, count: usize },
+    Receive { user: usize, device: usize, conversation: usize, back: u64, read: bool },
+    Clear { user: usize, device: usize, conversation: usize },
+    Fail,
+    Advance(u64),
+    Restart,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let (user, device, conversation) = (0..USERS.len(), 0..DEVICES.len(), 0..CONVERSATIONS.len());
+    prop_oneof![
+        3 => (user.clone(), device.clone()).prop_map(|(u, d)| Op::Connect(u, d)),
+        1 => (user.clone(), device.clone()).prop_map(|(u, d)| Op::Disconnect(u, d)),
+        6 => (user.clone(), device.clone(), conversation.clone(), 1..4usize)
+            .prop_map(|(user, device, conversation, count)| Op::Send { user, device, conversation, count }),
+        5 => (user.clone(), device.clone(), conversation.clone(), 0..3u64, any::<bool>())
+            .prop_map(|(user, device, conversation, back, read)| Op::Receive { user, device, conversation, back, read }),
+        1 => (user, device, conversation).prop_map(|(user, device, conversation)| Op::Clear { user, device, conversation }),
+        1 => Just(Op::Fail),
+        2 => (1..8000u64).prop_map(Op::Advance),
+        1 => Just(Op::Restart),
+    ]
+}
+
+/// One connection as its client sees it.
+#[derive(Default)]
+struct Client {
+    conn: u64,
+    /// The newest first push of each conversation; the next one has to be above.
+    pushed: BTreeMap<String, Seq>,
+}
+
+#[derive(Default)]
+struct Model {
+    clients: BTreeMap<(usize, usize), Client>,
+    /// What each device was pushed or told of, ever.
+    told: BTreeMap<(usize, usize, String), BTreeSet<Seq>>,
+    known: BTreeSet<(usize, usize)>,
+    /// Up to where each device has everything.
+    position: BTreeMap<(usize, usize, String), Seq>,
+    read: BTreeMap<(usize, String), Seq>,
+    first: BTreeMap<(usize, String), Seq>,
+    acked: BTreeMap<String, (String, Seq)>,
+    next_id: u64,
+}
+
+impl Model {
+    /// Takes what the clients were sent, and checks it.
+    fn absorb(&mut self, world: &mut World) {
+        for (&(user, device), client) in &mut self.clients {
+            for frame in world.take(client.conn) {
+                let conversation = frame["conversation_id"].as_str().unwrap_or_default().to_owned();
+                let seq = frame["seq"].as_u64().unwrap_or_default();
+                match frame["type"].as_str().unwrap_or_default() {
+                    "msg.push" if frame["redelivered"] != true => {
+                        let before = client.pushed.insert(conversation.clone(), seq).unwrap_or(0);
+                        assert!(seq > before, "{conversation}: push {seq} after {before}");
+                        self.told.entry((user, device, conversation)).or_default().insert(seq);
+                    }
+                    "msg.push" => {
+                        let told = self.told.get(&(user, device, conversation));
+                        assert!(told.is_some_and(|t| t.contains(&seq)), "redelivered {seq} was never pushed");
+                    }
+                    "sync.notice" => {
+                        for row in frame["conversations"].as_array().expect("rows") {
+                            let id = row["conversation_id"].as_str().expect("an id").to_owned();
+                            let numbers = 1..=row["last_seq"].as_u64().expect("a number");
+                            self.told.entry((user, device, id)).or_default().extend(numbers);
+                        }
+                    }
+                    "msg.ack" => {
+                        let id = frame["id"].as_str().expect("an id").to_owned();
+                        let place = (conversation, seq);
+                        let before = self.acked.insert(id.clone(), place.clone());
+                        assert!(
+                            before.is_none_or(|b| b == place),
+                            "{id} was acknowledged twice, differently"
+                        );
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// A device says that it has everything up to `seq`; its own messages behind that it has as well.
+    fn receive(&mut self, world: &World, user: usize, device: usize, id: &str, seq: Seq) {
+        let position = self.position.entry((user, device, id.to_owned())).or_default();
+        *position = seq.max(*position);
+        let messages = world.store.conversations.get(id).map_or(&[][..], |c| &c.messages[..]);
+        let own = |m: &bowline_delivery::persist::Message| {
+            *m.from == *USERS[user] && m.device.as_deref() == Some(DEVICES[device])
+        };
+        while messages.get(*position as usize).is_some_and(own) {
+            *position += 1;
+        }
+    }
+
+    fn delivered(&self, user: usize, id: &str) -> Seq {
+        (0..DEVICES.len())
+            .filter_map(|d| self.position.get(&(user, d, id.to_owned())))
+            .copied()
+            .max()
+            .unwrap_or(0)
+    }
+
+    fn conn(&self, user: usize, device: usize) -> Option<u64> {
+        self.clients.get(&(user, device)).map(|c| c.conn)
+    }
+}
+
+fn is_member(user: usize, conversation: usize) -> bool {
+    CONVERSATIONS[conversation].split(':').skip(1).any(|part| part == USERS[user])
+        || CONVERSATIONS[conversation] == "g:t"
+}
+
+fn run(ops: Vec<Op>) {
+    let mut world = World::new();
+    let mut model = Model::default();
+    let members = USERS.iter().map(|u| UserId::trusted(u)).collect();
+    let group_id = Some(bowline_protocol::ids::GroupId::trusted("t"));
+    world.request(bowline_protocol::link::Request::GroupCreate {
+        group_id,
+        name: None,
+        members,
+        owner: None,
+        meta: None,
+    });
+    for op in ops {
+        match op {
+            Op::Connect(user, device) => {
+                let conn = world.connect(USERS[user], DEVICES[device]);
+                if model.known.insert((user, device)) {
+                    for id in CONVERSATIONS {
+                        let delivered = model.delivered(user, id);
+                        model.position.insert((user, device, id.to_owned()), delivered);
+                    }
+                }
+                model.clients.insert((user, device), Client { conn, ..Client::default() });
+            }
+            Op::Disconnect(user, device) => {
+                if let Some(client) = model.clients.remove(&(user, device)) {
+                    world.disconnect(client.conn);
+                }
+            }
+            Op::Send { user, device, conversation, count } => {
+                let Some(conn) = model.conn(user, device).filter(|_| is_member(user, conversation)) else {
+                    continue;
+                };
+                let texts: Vec<String> = (0..count)
+                    .map(|_| {
+                        model.next_id += 1;
+                        let (id, to) = (model.next_id, CONVERSATIONS[conversation]);
+                        format!(r#"{{"type":"msg.send","id":"m{id}","conversation_id":"{to}","body":{id}}}"#)
+                    })
+                    .collect();
+                let frames: Vec<(u64, &str)> = texts.iter().map(|t| (conn, t.as_str())).collect();
+                world.frames(&frames);
+                let position = model.position[&(user, device, CONVERSATIONS[conversation].to_owned())];
+                model.receive(&world, user, device, CONVERSATIONS[conversation], position);
+            }
+            Op::Receive { user, device, conversation, back, read: is_read } => {
+                let Some(conn) = model.conn(user, device).filter(|_| is_member(user, conversation)) else {
+                    continue;
+                };
+                let id = CONVERSATIONS[conversation];
+                let seq = world.last_seq(id).saturating_sub(back);
+                model.receive(&world, user, device, id, seq);
+                if is_read {
+                    let before = model.read.entry((user, id.into())).or_default();
+                    *before = seq.max(*before);
+                    world.frame(conn, &read(id, seq));
+                } else {
+                    world.frame(conn, &recv(id, seq));
+                }
+            }
+            Op::Clear { user, device, conversation } => {
+                let Some(conn) = model.conn(user, device).filter(|_| is_member(user, conversation)) else {
+                    continue;
+                };
+                let id = CONVERSATIONS[conversation];
+                world.frame(
+                    conn,
+                    &format!(r#"{{"type":"conversation.clear","id":"q","conversation_id":"{id}"}}"#),
+                );
+                let answers: Vec<Value> = world.sent.get(&conn).cloned().unwrap_or_default();
+                if answers.iter().any(|f| f["type"] == "ok") {
+                    let last = world.last_seq(id);
+                    let before = model.read.entry((user, id.into())).or_default();
+                    *before = last.max(*before);
+                    model.first.insert((user, id.into()), last + 1);
+                    for device in 0..DEVICES.len() {
+                        model.receive(&world, user, device, id, last);
+                    }
+                }
+            }
+            Op::Fail => world.failures = 1,
+            Op::Advance(ms) => world.advance(ms),
+            Op::Restart => {
+                // What is not durable yet may be lost with the process; let it become durable.
+                world.failures = 0;
+                world.advance(1000);
+                model.absorb(&mut world);
+                world.restart();
+                model.clients.clear();
+            }
+        }
+        model.absorb(&mut world);
+    }
+    world.failures = 0;
+    world.advance(1000);
+    model.absorb(&mut world);
+    // Everyone comes (again), so that what waits is announced.
+    for (user, device) in model.known.clone() {
+        let conn = world.connect(USERS[user], DEVICES[device]);
+        model.clients.insert((user, device), Client { conn, ..Client::default() });
+    }
+    model.absorb(&mut world);
+    check(&world, &model);
+}
+
+fn check(world: &World, model: &Model) {
+    for (id, conversation) in &world.store.conversations {
+        let numbers = conversation.messages.iter().map(|m| m.seq);
+        assert!(numbers.eq(1..=conversation.messages.len() as u64), "{id}: gapless");
+        for (user, name) in USERS.iter().enumerate() {
+            let Some(member) = conversation.members.get(*name) else { continue };
+            let last = conversation.messages.len() as u64;
+            let key = (user, id.to_string());
+            let read = model.read.get(&key).copied().unwrap_or(0).min(last);
+            let above = |m: &&bowline_delivery::persist::Message| m.seq > read && *m.from != **name;
+            let unread = conversation.messages.iter().filter(above).count() as u64;
+            assert_eq!((member.read, member.unread(last)), (read, unread), "{name} in {id}: read and unread");
+            for (device, device_name) in
+                DEVICES.iter().enumerate().filter(|(d, _)| model.known.contains(&(user, *d)))
+            {
+                let position = model.position[&(user, device, id.to_string())];
+                let stored = member.position(&DeviceId::trusted(device_name));
+                assert!(stored <= member.delivered && member.delivered <= last);
+                assert!(stored <= position, "{name}/{device_name} in {id}: stored {stored}, has {position}");
+                let told = model.told.get(&(user, device, id.to_string())).cloned().unwrap_or_default();
+                let first = model.first.get(&key).copied().unwrap_or(1);
+                for message in &conversation.messages {
+                    let own = *message.from == **name && message.device.as_deref() == Some(device_name);
+                    let wanted = message.seq > position && message.seq >= first && !own;
+                    assert!(
+                        !wanted || told.contains(&message.seq),
+                        "{name}/{device_name}: {id} {} came to nobody",
+                        message.seq
+                    );
+                }
+            }
+        }
+    }
+    for (id, (conversation, seq)) in &model.acked {
+        let stored = &world.store.conversations[conversation.as_str()].messages[*seq as usize - 1];
+        assert_eq!(stored.id.as_str(), id, "what was acknowledged is stored where it was said");
+    }
+    world.check_ledger();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_life_agrees_with_the_model(ops in prop::collection::vec(op(), 1..80)) {
+        run(ops);
+    }
+}

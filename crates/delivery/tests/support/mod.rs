@@ -1,0 +1,513 @@
+//! A naive store and a small world of clients around the core, driven step by step.
+
+use bowline_delivery::{
+    Action, Config, Core, Event, Now, Verdict,
+    persist::{
+        Batch, ConversationState, Device, Found, Ledger, Member, Message, Outcome, Query, Receipt, Refused,
+        Summary, Waiting, Write,
+    },
+};
+use bowline_protocol::{
+    Body, ClientFrame, CloseCode, ConversationId, DeviceId, Seq, UserId,
+    link::{Answer, Claim, ConnRef, Down, NodeRef, Open, Request, SameDevice, Up, Uplink},
+};
+use bytes::Bytes;
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::Arc,
+};
+
+#[derive(Default, Clone)]
+pub struct MemConversation {
+    pub name: Option<String>,
+    pub meta: Option<Bytes>,
+    pub at: u64,
+    pub members: BTreeMap<UserId, Member>,
+    pub messages: Vec<Message>,
+    pub activity: u64,
+}
+
+#[derive(Default, Clone)]
+pub struct MemStore {
+    pub conversations: BTreeMap<ConversationId, MemConversation>,
+    pub devices: BTreeMap<(UserId, DeviceId), Device>,
+    pub ledger: Ledger,
+    pub outbox: usize,
+    activity: u64,
+}
+
+impl MemStore {
+    pub fn commit(&mut self, batch: &Batch) -> Outcome {
+        let mut next = self.clone();
+        let mut faults = Vec::new();
+        for (index, write) in batch.writes.iter().enumerate() {
+            next.write(write).err().into_iter().for_each(|fault| faults.push((index, fault)));
+        }
+        if !faults.is_empty() {
+            return Outcome::Refused(faults);
+        }
+        next.ledger.accepted += batch.ledger.accepted;
+        next.ledger.delivered += batch.ledger.delivered;
+        next.ledger.expired += batch.ledger.expired;
+        next.outbox += batch.outbox.len();
+        *self = next;
+        Outcome::Committed
+    }
+
+    fn write(&mut self, write: &Write) -> Result<(), Refused> {
+        self.activity += 1;
+        match write {
+            Write::CreateConversation { conversation, name, meta, at, members } => {
+                if self.conversations.contains_key(conversation) {
+                    return Err(Refused::ConversationExists);
+                }
+                let made = MemConversation {
+                    name: name.clone(),
+                    meta: meta.clone(),
+                    at: *at,
+                    members: members.iter().cloned().collect(),
+                    messages: Vec::new(),
+                    activity: self.activity,
+                };
+                self.conversations.insert(conversation.clone(), made);
+            }
+            Write::Message(message) => {
+                let all = self.conversations.values().flat_map(|c| &c.messages);
+                if let Some(old) = all.into_iter().find(|m| m.from == message.from && m.id == message.id) {
+                    let (conversation, seq, ts, hash) = (old.conversation.clone(), old.seq, old.ts, old.hash);
+                    return Err(Refused::Duplicate(Receipt { conversation, seq, ts, hash }));
+                }
+                let activity = self.activity;
+                let conversation = self.conversations.get_mut(&message.conversation).expect("exists");
+                if let Some(last) =
+                    conversation.messages.last().map(|m| m.seq).filter(|last| message.seq <= *last)
+                {
+                    return Err(Refused::SeqTaken { last });
+                }
+                conversation.messages.push(message.clone());
+                conversation.activity = activity;
+            }
+            Write::PutMember { conversation, user, member } => {
+                let conversation = self.conversations.get_mut(conversation).expect("exists");
+                conversation.members.insert(user.clone(), member.clone());
+            }
+            Write::RemoveMember { conversation, user } => {
+                self.conversations.get_mut(conversation).expect("exists").members.remove(user);
+            }
+            Write::RenameConversation { conversation, name, meta } => {
+                let conversation = self.conversations.get_mut(conversation).expect("exists");
+                conversation.name = name.clone().or(conversation.name.take());
+                conversation.meta = meta.clone().or(conversation.meta.take());
+            }
+            Write::DeleteConversation { conversation } => {
+                self.conversations.remove(conversation);
+            }
+            Write::PutDevice { user, device, class, last_seen } => {
+                let row = Device { device: device.clone(), class: *class, last_seen: *last_seen };
+                self.devices.insert((user.clone(), device.clone()), row);
+            }
+            Write::ForgetDevice { user, device } => {
+                self.devices.remove(&(user.clone(), device.clone()));
+                for conversation in self.conversations.values_mut() {
+                    if let Some(member) = conversation.members.get_mut(user) {
+                        member.lagging.retain(|(d, _)| d != device);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn waiting(&self) -> u64 {
+        self.conversations
+            .values()
+            .flat_map(|c| c.members.iter().map(move |(u, m)| waiting_of(c, u, m)))
+            .sum()
+    }
+
+    pub fn read(&self, query: &Query) -> Found {
+        match query {
+            Query::Conversation { conversation, tail } => {
+                Found::Conversation(self.conversations.get(conversation).map(|c| {
+                    let last = c.messages.len() as u64;
+                    Box::new(ConversationState {
+                        name: c.name.clone(),
+                        meta: c.meta.clone(),
+                        last,
+                        last_ts: c.messages.last().map_or(c.at, |m| m.ts),
+                        members: c.members.iter().map(|(u, m)| (u.clone(), m.clone())).collect(),
+                        tail: c.messages[c.messages.len().saturating_sub(*tail as usize)..].to_vec(),
+                    })
+                }))
+            }
+            Query::Messages { conversation, from, to, limit, newest, .. } => {
+                let all =
+                    self.conversations.get(conversation).map(|c| c.messages.clone()).unwrap_or_default();
+                let mut found: Vec<Message> =
+                    all.into_iter().filter(|m| (*from..=*to).contains(&m.seq)).collect();
+                if *newest {
+                    found.drain(..found.len().saturating_sub(*limit as usize));
+                } else {
+                    found.truncate(*limit as usize);
+                }
+                Found::Messages(found)
+            }
+            Query::Senders { conversation, user, from, to } => {
+                let mut others = Vec::new();
+                let mut own = 0;
+                for message in self.conversations.get(conversation).iter().flat_map(|c| &c.messages) {
+                    if (*from..=*to).contains(&message.seq) {
+                        if message.from == *user {
+                            own += 1;
+                        } else if !others.contains(&message.from) {
+                            others.push(message.from.clone());
+                        }
+                    }
+                }
+                Found::Senders { own, others }
+            }
+            Query::Waiting { user, device } => {
+                let mut conversations = Vec::new();
+                for (id, c) in &self.conversations {
+                    let Some(member) = c.members.get(user) else { continue };
+                    let position = member.position(device);
+                    let above = c.messages.iter().filter(|m| m.seq > position);
+                    let mut not_own = above.filter(|m| m.from != *user || m.device.as_ref() != Some(device));
+                    if not_own.next().is_some() {
+                        let last = c.messages.len() as u64;
+                        let (first, unread) = (member.first, member.unread(last));
+                        conversations.push(Waiting {
+                            conversation: id.clone(),
+                            first,
+                            last,
+                            position,
+                            unread,
+                        });
+                    }
+                }
+                Found::Waiting { devices: self.devices_of(user), conversations }
+            }
+            Query::Conversations { user, after, limit } => {
+                let mut rows: Vec<_> =
+                    self.conversations.iter().filter(|(_, c)| c.members.contains_key(user)).collect();
+                rows.sort_by_key(|(_, c)| std::cmp::Reverse(c.activity));
+                let start = after
+                    .as_ref()
+                    .and_then(|a| rows.iter().position(|(id, _)| *id == a))
+                    .map_or(0, |i| i + 1);
+                let more = rows.len() > start + *limit as usize;
+                let summaries = rows.into_iter().skip(start).take(*limit as usize).map(|(id, c)| {
+                    let member = c.members[user].clone();
+                    let peer = id.peers().map(|(a, b)| if a == *user { b } else { a });
+                    Summary {
+                        conversation: id.clone(),
+                        name: c.name.clone(),
+                        meta: c.meta.clone(),
+                        last: c.messages.len() as u64,
+                        peer: peer.map(|p| (c.members[&p].delivered, c.members[&p].read)),
+                        last_message: c.messages.last().filter(|m| m.seq >= member.first).cloned(),
+                        member,
+                    }
+                });
+                Found::Conversations { conversations: summaries.collect(), more }
+            }
+            Query::Devices { user } => Found::Devices(self.devices_of(user)),
+            Query::Ledger => Found::Ledger { ledger: self.ledger, waiting: self.waiting() },
+        }
+    }
+
+    fn devices_of(&self, user: &UserId) -> Vec<Device> {
+        self.devices.iter().filter(|((u, _), _)| u == user).map(|(_, d)| d.clone()).collect()
+    }
+}
+
+/// Counted from the messages themselves, not from what the core says of them.
+fn waiting_of(conversation: &MemConversation, user: &UserId, member: &Member) -> u64 {
+    conversation
+        .messages
+        .iter()
+        .filter(|m| m.seq > member.delivered && m.from != *user && m.seq >= member.joined)
+        .count() as u64
+}
+
+/// The core, its store, and what the clients were sent.
+pub struct World {
+    pub core: Core,
+    pub store: MemStore,
+    pub now: Now,
+    pub config: Config,
+    node: Arc<NodeRef>,
+    next_conn: u64,
+    /// Frames for each connection, in the order of their numbers.
+    pub sent: HashMap<u64, Vec<Value>>,
+    pub decided: HashMap<u64, u32>,
+    pub closed: HashMap<u64, CloseCode>,
+    pub answers: HashMap<u64, Answer>,
+    pub verdicts: VecDeque<u64>,
+    routes: Vec<(UserId, DeviceId, ConnRef, SameDevice)>,
+    /// What the store answers to the next transactions instead of carrying them out.
+    pub failures: usize,
+    pub commits: usize,
+    next_request: u64,
+}
+
+pub fn config() -> Config {
+    Config {
+        ack_timeout_ms: 3000,
+        max_redeliveries: 3,
+        batch_max: 200,
+        group_members_max: 1000,
+        frame_bytes_max: 32768,
+        seed: 42,
+        before_send: false,
+        outbox: false,
+    }
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self::with(config(), MemStore::default())
+    }
+
+    pub fn with(config: Config, store: MemStore) -> Self {
+        Self {
+            core: Core::new(config.clone()),
+            store,
+            now: Now { wall: 1_000_000, mono: 0 },
+            config,
+            node: Arc::new(NodeRef { node_id: "n1".into(), boot_id: "b1".into() }),
+            next_conn: 1,
+            sent: HashMap::new(),
+            decided: HashMap::new(),
+            closed: HashMap::new(),
+            answers: HashMap::new(),
+            verdicts: VecDeque::new(),
+            routes: Vec::new(),
+            failures: 0,
+            commits: 0,
+            next_request: 1,
+        }
+    }
+
+    /// A crash: memory is gone, what was committed stays.
+    pub fn restart(&mut self) {
+        let (config, store) = (self.config.clone(), self.store.clone());
+        let (next_conn, now) = (self.next_conn, self.now);
+        *self = Self::with(config, store);
+        (self.next_conn, self.now) = (next_conn, now);
+    }
+
+    fn conn_ref(&self, conn: u64) -> ConnRef {
+        ConnRef { node: self.node.clone(), connection: conn, login: conn }
+    }
+
+    pub fn connect(&mut self, user: &str, device: &str) -> u64 {
+        let conn = self.next_conn;
+        self.next_conn += 1;
+        let open = Open {
+            user: UserId::trusted(user),
+            device: DeviceId::trusted(device),
+            class: None,
+            channel: None,
+            resume: None,
+            same_device: SameDevice::Replace,
+        };
+        self.up(conn, Up::Open(open));
+        conn
+    }
+
+    pub fn disconnect(&mut self, conn: u64) {
+        self.up(conn, Up::Closed(CloseCode::Bye));
+    }
+
+    pub fn up(&mut self, conn: u64, event: Up) {
+        let from = self.conn_ref(conn);
+        self.event(Event::Uplink(Uplink { from, event }));
+        self.settle();
+    }
+
+    /// Gives several frames in one turn.
+    pub fn frames(&mut self, frames: &[(u64, &str)]) {
+        for (conn, text) in frames {
+            let from = self.conn_ref(*conn);
+            let frame = ClientFrame::decode_text(text.as_bytes()).expect("a valid frame");
+            self.event(Event::Uplink(Uplink { from, event: Up::Frame(frame) }));
+        }
+        self.settle();
+    }
+
+    pub fn frame(&mut self, conn: u64, text: &str) {
+        self.frames(&[(conn, text)]);
+    }
+
+    pub fn request(&mut self, request: Request) -> Answer {
+        self.next_request += 1;
+        let from = ConnRef { node: self.node.clone(), connection: 0, login: 0 };
+        let request_id = self.next_request;
+        self.event(Event::Uplink(Uplink { from, event: Up::Request { request_id, request } }));
+        self.settle();
+        self.answers.remove(&request_id).expect("every request is answered")
+    }
+
+    fn event(&mut self, event: Event) {
+        self.core.on_event(event, self.now);
+    }
+
+    pub fn advance(&mut self, ms: u64) {
+        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
+        self.settle();
+    }
+
+    pub fn verdict(&mut self, ticket: u64, verdict: Verdict) {
+        self.event(Event::Verdict { ticket, verdict });
+        self.settle();
+    }
+
+    /// Turns until nothing happens any more.
+    pub fn settle(&mut self) {
+        for _ in 0..100_000 {
+            self.core.on_turn(self.now);
+            let actions = self.core.take_actions();
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                self.carry_out(action);
+            }
+        }
+        panic!("the core does not come to rest");
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Send(message) => {
+                if let Down::Answer { request_id, answer } = message.event {
+                    self.answers.insert(request_id, *answer);
+                    return;
+                }
+                for target in &message.to {
+                    match &message.event {
+                        Down::Frame { frame, decided, .. } => {
+                            *self.decided.entry(target.connection).or_default() += decided;
+                            let mut value: Value =
+                                serde_json::from_slice(&frame.json).expect("frames are JSON");
+                            if let Some(body) = &frame.body {
+                                value["binary"] = Value::from(body.to_vec());
+                            }
+                            self.sent.entry(target.connection).or_default().push(value);
+                        }
+                        Down::Decided(count) => *self.decided.entry(target.connection).or_default() += count,
+                        Down::Close { code, .. } | Down::Refused(code) => {
+                            self.closed.insert(target.connection, *code);
+                        }
+                        Down::Accepted { .. } | Down::Answer { .. } => {}
+                    }
+                }
+            }
+            Action::Commit(batch) => {
+                self.commits += 1;
+                let outcome = if self.failures > 0 {
+                    self.failures -= 1;
+                    Outcome::Failed("disk full".into())
+                } else {
+                    self.store.commit(&batch)
+                };
+                self.event(Event::Outcome(outcome));
+                self.check_ledger();
+            }
+            Action::Read { read, query } => {
+                let found = self.store.read(&query);
+                self.event(Event::Found { read, found });
+            }
+            Action::Claim { conn, open } => {
+                let is_rival =
+                    |r: &(UserId, DeviceId, ConnRef, SameDevice)| r.0 == open.user && r.1 == open.device;
+                let ended = match open.same_device {
+                    SameDevice::Allow => Vec::new(),
+                    _ => self.routes.iter().filter(|r| is_rival(r)).map(|r| r.2.clone()).collect(),
+                };
+                self.routes.retain(|r| !ended.contains(&r.2));
+                self.routes.push((open.user.clone(), open.device.clone(), conn.clone(), open.same_device));
+                self.event(Event::Claimed { conn, open, claim: Claim::Won { ended } });
+            }
+            Action::Release { conn, .. } => self.routes.retain(|r| r.2 != conn),
+            Action::LookUp { conn, no, event, .. } => {
+                let here = self.routes.iter().any(|r| r.2 == conn);
+                self.event(Event::LookedUp { conn, here, no, event });
+            }
+            Action::AskVerdict { ticket, .. } => self.verdicts.push_back(ticket),
+        }
+    }
+
+    pub fn check_ledger(&self) {
+        let Ledger { accepted, delivered, expired, dropped } = self.store.ledger;
+        assert_eq!(accepted, delivered + self.store.waiting() + expired + dropped, "the ledger balances");
+    }
+
+    /// Takes what a connection was sent.
+    pub fn take(&mut self, conn: u64) -> Vec<Value> {
+        self.sent.remove(&conn).unwrap_or_default()
+    }
+
+    /// Takes it, as `type` and the number that matters.
+    pub fn brief(&mut self, conn: u64) -> Vec<String> {
+        let frames = self.take(conn);
+        frames.iter().map(brief).collect()
+    }
+
+    pub fn last_seq(&self, conversation: &str) -> Seq {
+        self.store.conversations.get(conversation).map_or(0, |c| c.messages.len() as u64)
+    }
+}
+
+pub fn brief(frame: &Value) -> String {
+    let kind = frame["type"].as_str().unwrap_or_default();
+    let text = |name: &str| frame[name].as_str().unwrap_or_default().to_owned();
+    match kind {
+        "msg.ack" => format!("ack {} {}", text("id"), frame["seq"]),
+        "msg.push" if frame["redelivered"] == true => format!("again {}", frame["seq"]),
+        "msg.push" => format!("push {}", frame["seq"]),
+        "msg.receipt" if frame["count"].is_number() => {
+            format!("{} {} n={}", text("kind"), frame["seq"], frame["count"])
+        }
+        "msg.receipt" => format!("{} {} {}", text("kind"), frame["seq"], text("user_id")),
+        "error" => format!("error {} {}", text("code"), text("id")),
+        "ok" => format!("ok {}", text("id")),
+        "sync.notice" => {
+            let rows = frame["conversations"].as_array().expect("rows").iter().map(|r| {
+                format!(
+                    "{} {}-{} u{}",
+                    r["conversation_id"].as_str().unwrap_or_default(),
+                    r["first_seq"],
+                    r["last_seq"],
+                    r["unread"]
+                )
+            });
+            format!("notice {}", rows.collect::<Vec<_>>().join(","))
+        }
+        "history.page" => {
+            let rows: Vec<String> =
+                frame["messages"].as_array().expect("rows").iter().map(|m| m["seq"].to_string()).collect();
+            format!("page {} more={}", rows.join(","), frame["more"])
+        }
+        "conversation.changed" => format!("changed {}", text("change")),
+        other => other.to_owned(),
+    }
+}
+
+pub fn send(id: &str, to: &str) -> String {
+    format!(r#"{{"type":"msg.send","id":"{id}","to":"{to}","body":"{id}"}}"#)
+}
+
+pub fn recv(conversation: &str, seq: Seq) -> String {
+    format!(r#"{{"type":"msg.recv","conversation_id":"{conversation}","seq":{seq}}}"#)
+}
+
+pub fn read(conversation: &str, seq: Seq) -> String {
+    format!(r#"{{"type":"msg.read","conversation_id":"{conversation}","seq":{seq}}}"#)
+}
+
+pub fn body(text: &str) -> Body {
+    Body::Json(Bytes::copy_from_slice(text.as_bytes()))
+}

@@ -1,0 +1,91 @@
+//! One connection as its shard keeps it.
+
+use crate::wire::Transport;
+use bowline_protocol::{tcp, ws};
+use bowline_session::{Outbox, Session};
+use mio::net::TcpStream;
+use std::net::IpAddr;
+
+/// How far a connection is, and how its bytes are taken apart.
+pub enum Stage {
+    /// A request head is being read. Once it asked for a session, what the answer 101 needs.
+    Head(Option<Box<Upgrade>>),
+    WebSocket(ws::Decoder),
+    Tcp(tcp::Decoder),
+    /// The WebSocket echo of conformance suites.
+    Echo(ws::Decoder),
+    /// An HTTP answer was given, or the bytes of the client make no sense any more: they are discarded.
+    Deaf,
+}
+
+/// An upgrade that waits for its token to be judged and for the router.
+pub struct Upgrade {
+    pub accept: [u8; 28],
+    pub subprotocol: bool,
+}
+
+/// Bytes that were read and not taken apart yet.
+pub struct Held {
+    pub bytes: Vec<u8>,
+}
+
+pub struct Conn {
+    pub socket: TcpStream,
+    pub transport: Transport,
+    /// The socket may have bytes, or its end, to read.
+    pub readable: bool,
+    /// The end of the input has been announced; it may lie behind bytes.
+    pub ending: bool,
+    /// It is in the list of connections to read.
+    pub to_read: bool,
+    /// It is in the list of connections to flush.
+    pub to_flush: bool,
+    /// It is not read because the router's queue is full.
+    pub stalled: bool,
+    /// It has taken a seat at the gate.
+    pub seated: bool,
+    /// It counts among the live sessions.
+    pub live: bool,
+    pub output_ended: bool,
+    pub stage: Stage,
+    pub session: Session,
+    pub held: Option<Box<Held>>,
+    pub outbox: Option<Box<Outbox>>,
+    /// Kept where connections are counted by address.
+    pub address: Option<Box<IpAddr>>,
+}
+
+const _: () = assert!(size_of::<Conn>() <= 168);
+
+impl Conn {
+    pub fn new(socket: TcpStream, stage: Stage, transport: Transport, session: Session) -> Self {
+        Self {
+            socket,
+            transport,
+            readable: false,
+            ending: false,
+            to_read: false,
+            to_flush: false,
+            stalled: false,
+            seated: false,
+            live: false,
+            output_ended: false,
+            stage,
+            session,
+            held: None,
+            outbox: None,
+            address: None,
+        }
+    }
+
+    /// Bytes wait to be taken apart, here or in the socket.
+    pub fn has_input(&self) -> bool {
+        self.readable || self.held.is_some()
+    }
+
+    /// Its bytes are wanted: frames, or what is discarded after the end.
+    pub fn wants_input(&self) -> bool {
+        let state = self.session.state();
+        state.reads_frames() || !state.is_active()
+    }
+}

@@ -1,0 +1,81 @@
+//! What comes from the router.
+
+use super::{Shard, id, with};
+use crate::{metrics::Count, wire::Shared};
+use bowline_protocol::link::{ConnRef, Down, Downlink, Target, Up, Uplink};
+use bowline_session::Turn;
+
+impl Shard {
+    pub(super) fn on_down(&mut self, message: Downlink) {
+        let Downlink { to, event, .. } = message;
+        match &event {
+            Down::Frame { frame, decided, answer } => {
+                let mut shared = Shared::new(frame);
+                for target in &to {
+                    if !self.take_turn(target, &event) {
+                        continue;
+                    }
+                    let (index, _) = id::place(target.connection);
+                    let Some(conn) = self.conns.at(index) else { continue };
+                    if conn.session.state().is_open() {
+                        let bytes = shared.bytes(conn.transport);
+                        self.queue(index, bytes, !answer);
+                    }
+                    if *decided > 0 {
+                        self.on_decided(index, *decided);
+                    }
+                }
+            }
+            event => {
+                for target in &to {
+                    if self.take_turn(target, event) {
+                        self.on_event(id::place(target.connection).0, event);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The event is the next one for its target. One that has no connection, or comes before its turn, is answered.
+    fn take_turn(&mut self, target: &Target, event: &Down) -> bool {
+        let (index, generation) = id::place(target.connection);
+        let turn = if id::shard(target.connection) == self.number {
+            let conn = self.conns.of(index, generation);
+            conn.map_or(Turn::NotHere, |conn| conn.session.take_turn(target.login, target.no))
+        } else {
+            Turn::NotHere
+        };
+        if turn == Turn::NotHere {
+            self.count(Count::NotHere, 1);
+            let node = self.shared.node.clone();
+            self.up.push(Uplink {
+                from: ConnRef { node, connection: target.connection, login: target.login },
+                event: Up::NotHere { no: target.no, event: Box::new(event.clone()) },
+            });
+        }
+        turn == Turn::Take
+    }
+
+    fn on_decided(&mut self, index: u32, count: u32) {
+        let actions = &mut self.actions;
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            conn.session.on_decided(cx, count, actions);
+        });
+        if !self.actions.is_empty() {
+            self.act(index);
+        }
+    }
+
+    fn on_event(&mut self, index: u32, event: &Down) {
+        let actions = &mut self.actions;
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| match event {
+            Down::Accepted { resumed } => conn.session.on_accepted(cx, *resumed, actions),
+            Down::Refused(code) => conn.session.on_refused(cx, *code, actions),
+            Down::Decided(count) => conn.session.on_decided(cx, *count, actions),
+            Down::Close { code, reason } => conn.session.close(cx, *code, reason.clone(), None, actions),
+            // The first goes its own way, and an answer is for the API.
+            Down::Frame { .. } | Down::Answer { .. } => {}
+        });
+        self.act(index);
+    }
+}

@@ -1,0 +1,131 @@
+//! What the shards of one gateway share.
+
+use crate::{
+    config::Config, gate::Gate, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
+};
+use bowline_links::mailbox::Mailbox;
+use bowline_protocol::link::NodeRef;
+use bowline_session::{Now, Rules};
+use bytes::Bytes;
+use std::{
+    net::TcpStream,
+    sync::{
+        Arc, Condvar, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// Takes over connections of the public port that open no WebSocket, with the bytes that were read.
+pub type Http = Arc<dyn Fn(TcpStream, Bytes) + Send + Sync>;
+
+/// A drain that has begun.
+#[derive(Debug, Clone)]
+pub struct Drain {
+    pub reason: Arc<str>,
+    /// On the shards' clock, and on the wall's.
+    pub deadline_mono_ms: u64,
+    pub deadline_wall_ms: u64,
+}
+
+pub struct Shared {
+    pub config: Config,
+    pub rules: Rules,
+    pub node: Arc<NodeRef>,
+    pub judge: Judge,
+    pub gate: Gate,
+    pub registry: Registry,
+    pub clock: Clock,
+    pub drain: OnceLock<Drain>,
+    /// One for each shard.
+    pub counters: Box<[Counters]>,
+    pub mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+    /// The shards have ended, and nobody empties their mailboxes any more.
+    pub stopped: AtomicBool,
+    last_login: AtomicU64,
+    /// Sockets of connections that were open and are not gone.
+    live: AtomicUsize,
+    none_live: (Mutex<()>, Condvar),
+}
+
+impl Shared {
+    pub fn new(
+        config: Config,
+        rules: Rules,
+        node: Arc<NodeRef>,
+        judge: Judge,
+        gate: Gate,
+        mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+    ) -> Self {
+        Self {
+            config,
+            rules,
+            node,
+            judge,
+            gate,
+            registry: Registry::default(),
+            clock: Clock::new(),
+            drain: OnceLock::new(),
+            counters: mailboxes.iter().map(|_| Counters::default()).collect(),
+            mailboxes,
+            stopped: AtomicBool::new(false),
+            last_login: AtomicU64::new(0),
+            live: AtomicUsize::new(0),
+            none_live: Default::default(),
+        }
+    }
+
+    /// A login time in microseconds, larger than any before.
+    pub fn next_login(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let before = self
+            .last_login
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(now.max(last + 1)))
+            .unwrap_or_default();
+        now.max(before + 1)
+    }
+
+    pub fn live(&self) -> usize {
+        self.live.load(Ordering::Relaxed)
+    }
+
+    pub fn add_live(&self) {
+        self.live.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn remove_live(&self) {
+        if self.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let _held = self.none_live.0.lock().unwrap_or_else(PoisonError::into_inner);
+            self.none_live.1.notify_all();
+        }
+    }
+
+    /// Waits until no connection is left; says whether that came within `timeout`.
+    pub fn wait_until_empty(&self, timeout: Duration) -> bool {
+        let guard = self.none_live.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.none_live.1.wait_timeout_while(guard, timeout, |()| self.live() > 0);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+/// Milliseconds since the gateway's start, and since the epoch.
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    fn new() -> Self {
+        Self { start: Instant::now() }
+    }
+
+    pub fn now(&self) -> Now {
+        Now {
+            mono_ms: self.start.elapsed().as_millis() as u64,
+            wall_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+        }
+    }
+
+    pub fn micros(&self) -> u64 {
+        self.start.elapsed().as_micros() as u64
+    }
+}

@@ -1,0 +1,117 @@
+//! The threads that wait for the store, so that the deciding one never does.
+
+use crate::Shared;
+use bowline_delivery::{
+    Event,
+    persist::{Batch, Query},
+};
+use bowline_store::{Reader, Writer};
+use std::{
+    collections::VecDeque,
+    io,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+};
+
+/// The way to the writer and the readers. Dropping it ends their threads, after what was given to them.
+pub(crate) struct Stores {
+    writes: Arc<Queue<Box<Batch>>>,
+    reads: Arc<Queue<(u64, Query)>>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl Stores {
+    pub fn start(
+        writer: Box<dyn Writer>,
+        readers: Vec<Box<dyn Reader>>,
+        shared: &Arc<Shared>,
+    ) -> io::Result<Self> {
+        let writes: Arc<Queue<Box<Batch>>> = Arc::default();
+        let reads: Arc<Queue<(u64, Query)>> = Arc::default();
+        let mut threads = Vec::new();
+        let (queue, to, mut writer) = (writes.clone(), shared.clone(), writer);
+        threads.push(thread::Builder::new().name("store-writer".into()).spawn(move || {
+            while let Some(batch) = queue.pop() {
+                to.events.push_control(Event::Outcome(writer.commit(&batch)));
+            }
+        })?);
+        for mut reader in readers {
+            let (queue, to) = (reads.clone(), shared.clone());
+            threads.push(thread::Builder::new().name("store-reader".into()).spawn(move || {
+                while let Some((read, query)) = queue.pop() {
+                    to.events.push_control(Event::Found { read, found: reader.read(&query) });
+                }
+            })?);
+        }
+        Ok(Self { writes, reads, threads })
+    }
+
+    pub fn commit(&self, batch: Box<Batch>) {
+        self.writes.extend([batch]);
+    }
+
+    pub fn read(&self, reads: Vec<(u64, Query)>) {
+        self.reads.extend(reads);
+    }
+}
+
+impl Drop for Stores {
+    fn drop(&mut self) {
+        self.writes.close();
+        self.reads.close();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A queue that its takers wait on. Bounded by who fills it: one transaction at a time, and look-ups that stand
+/// for frames which count against their connection's high-water mark.
+struct Queue<T> {
+    state: Mutex<(VecDeque<T>, bool)>,
+    filled: Condvar,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Self { state: Mutex::new((VecDeque::new(), false)), filled: Condvar::new() }
+    }
+}
+
+impl<T> Queue<T> {
+    fn lock(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn extend(&self, items: impl IntoIterator<Item = T>) {
+        let mut state = self.lock();
+        let before = state.0.len();
+        state.0.extend(items);
+        let added = state.0.len() - before;
+        drop(state);
+        match added {
+            0 => {}
+            1 => self.filled.notify_one(),
+            _ => self.filled.notify_all(),
+        }
+    }
+
+    fn close(&self) {
+        self.lock().1 = true;
+        self.filled.notify_all();
+    }
+
+    /// The next item; `None` once it is closed and empty.
+    fn pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if let Some(item) = state.0.pop_front() {
+                return Some(item);
+            }
+            if state.1 {
+                return None;
+            }
+            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

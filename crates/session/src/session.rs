@@ -1,0 +1,709 @@
+//! One connection: its counters, its identity, and what follows from what happens to it.
+
+use crate::{
+    machine::{Effect, Event, State},
+    opening::{Denial, Fresh, Grant, Hello, Refusal, plan_open},
+    rules::{
+        CLOCK_SKEW_MS, CONNECT_TIMEOUT_MS, Context, EXPIRING_MS, LINGER_MS, LINGER_SLOW_MS, Now, Rules,
+        UNPARSABLE_MAX,
+    },
+};
+use bowline_protocol::{
+    ClientFrame, CloseCode, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId, VERSION,
+    frame::{Connect, DecodeError},
+    link::Up,
+};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// What has to be done, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Judge a token and answer with [`Session::on_verdict`]. `refresh` when it extends an open session.
+    Verify { token: String, device: Option<DeviceId>, refresh: bool },
+    /// Tell the router.
+    Up(Up),
+    /// Send a frame of the gateway's own.
+    Send(Frame),
+    /// Ask for a sign of life.
+    Ping,
+    /// The connection is open: count it.
+    Opened,
+    /// An end has begun; happens once. `open` when `Opened` came before.
+    Ended { code: CloseCode, open: bool },
+    /// Read the socket no further.
+    Paused,
+    /// The pause is over: by reading on, or because the connection ends.
+    Resumed,
+    /// Drop the queued frames that no byte was written of.
+    CutQueue,
+    /// Send `session.closed` and the transport's close frame.
+    Close {
+        code: CloseCode,
+        reason: Option<Arc<str>>,
+        retry_after_ms: Option<u64>,
+        /// Set when it was refused while opening.
+        refusal: Option<Box<Refusal>>,
+    },
+    /// Answer the client's close frame.
+    AnswerClose,
+    /// Everything is said: end the output where the transport can.
+    EndOutput,
+    /// Close the socket.
+    Drop,
+    /// A frame of the client was answered with an error.
+    Failed { frame: Option<&'static str>, code: ErrorCode },
+    /// A frame claimed to be from somebody else.
+    Mismatch { claimed: String },
+}
+
+/// What a numbered event of the router is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// The next one.
+    Take,
+    /// It was here before.
+    Had,
+    /// It came before its turn, or for another connection than this.
+    NotHere,
+}
+
+/// What revocation names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claims {
+    pub token_id: Option<Box<str>>,
+    pub session_id: Option<Box<str>>,
+}
+
+/// The identity of a connection. It is set once.
+#[derive(Debug)]
+struct Bound {
+    user: UserId,
+    device: DeviceId,
+    session: u128,
+    login: u64,
+    issued_at: Millis,
+    /// When the token runs out, and when the session ends for it.
+    expires_at: Millis,
+    ends_at: Millis,
+    claims: Option<Box<Claims>>,
+}
+
+#[derive(Debug)]
+pub struct Session {
+    state: State,
+    /// `Up::Open` went to the router and `Up::Closed` did not.
+    router_knows: bool,
+    /// The client was told that its token runs out.
+    expiry_told: bool,
+    congested: bool,
+    slow: bool,
+    /// Texts in a row that could not be parsed.
+    unparsable: u8,
+    jitter_ms: u32,
+    undecided: u32,
+    /// Bytes in the outbox.
+    queued_bytes: u32,
+    /// When the state was entered.
+    since_ms: u64,
+    /// When the last byte came.
+    heard_ms: u64,
+    /// The number of the next event from the router.
+    next_no: u64,
+    /// When the requests so far are paid for, in microseconds; only with `frames_per_second`.
+    paid_until_us: u64,
+    bound: Option<Box<Bound>>,
+    hello: Option<Box<Hello>>,
+    /// The `id` of an `auth.refresh` that is being judged.
+    refresh: Option<Box<str>>,
+}
+
+const _: () = assert!(size_of::<Session>() <= 88);
+const _: () = assert!(size_of::<Bound>() <= 96);
+
+type Out = Vec<Action>;
+
+impl Session {
+    /// A connection that has just come. `random` spreads its heartbeat.
+    pub fn new(rules: &Rules, now: Now, random: u32) -> Self {
+        Self {
+            state: State::Waiting,
+            router_knows: false,
+            expiry_told: false,
+            congested: false,
+            slow: false,
+            unparsable: 0,
+            jitter_ms: (u64::from(random) % (rules.ping_jitter_ms + 1)) as u32,
+            undecided: 0,
+            queued_bytes: 0,
+            since_ms: now.mono_ms,
+            heard_ms: now.mono_ms,
+            next_no: 1,
+            paid_until_us: 0,
+            bound: None,
+            hello: None,
+            refresh: None,
+        }
+    }
+
+    /// One that needs no identity and whose messages the caller handles.
+    pub fn without_identity(rules: &Rules, now: Now, random: u32) -> Self {
+        Self { state: State::Reading, ..Self::new(rules, now, random) }
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    /// The user, once the identity is known.
+    pub fn user(&self) -> Option<&UserId> {
+        self.bound.as_ref().map(|bound| &bound.user)
+    }
+
+    pub fn device(&self) -> Option<&DeviceId> {
+        self.bound.as_ref().map(|bound| &bound.device)
+    }
+
+    /// 0 before there is an identity.
+    pub fn login(&self) -> u64 {
+        self.bound.as_ref().map_or(0, |bound| bound.login)
+    }
+
+    pub fn issued_at(&self) -> Millis {
+        self.bound.as_ref().map_or(0, |bound| bound.issued_at)
+    }
+
+    pub fn claims(&self) -> Option<&Claims> {
+        self.bound.as_ref()?.claims.as_deref()
+    }
+
+    /// It is closing because it reads too slowly.
+    pub fn is_slow(&self) -> bool {
+        self.slow
+    }
+
+    /// When [`Self::on_timer`] is due, by the clock that only runs forward.
+    pub fn deadline_ms(&self, rules: &Rules, now: Now) -> u64 {
+        let own = self.state_ends_ms(rules);
+        let Some(bound) = self.bound.as_ref().filter(|_| self.state.is_open()) else { return own };
+        let wall = if self.expiry_told {
+            bound.ends_at
+        } else {
+            bound.expires_at.saturating_sub(EXPIRING_MS).min(bound.ends_at)
+        };
+        own.min(now.mono_ms.saturating_add(wall.saturating_sub(now.wall_ms)))
+    }
+
+    fn state_ends_ms(&self, rules: &Rules) -> u64 {
+        match self.state {
+            State::Waiting | State::Verifying | State::Opening => self.since_ms + CONNECT_TIMEOUT_MS,
+            State::Reading => self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms),
+            State::Pinged => self.heard_ms + rules.close_after_ms,
+            State::Paused => self.since_ms + rules.backpressure_timeout_ms,
+            State::Closing | State::Leaving if self.slow => self.since_ms + LINGER_SLOW_MS,
+            State::Closing | State::Leaving => self.since_ms + LINGER_MS,
+            State::Gone => u64::MAX,
+        }
+    }
+
+    // What happens.
+
+    /// The time that [`Self::deadline_ms`] named has come, or an earlier one.
+    pub fn on_timer(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if let Some(bound) = self.bound.as_ref().filter(|_| self.state.is_open()) {
+            if bound.ends_at <= cx.now.wall_ms {
+                return self.close(cx, CloseCode::TokenExpired, None, None, out);
+            }
+            if !self.expiry_told && bound.expires_at.saturating_sub(EXPIRING_MS) <= cx.now.wall_ms {
+                self.expiry_told = true;
+                out.push(Action::Send(ServerFrame::AuthExpiring { expires_at: bound.expires_at }.encode()));
+            }
+        }
+        if self.state_ends_ms(cx.rules) <= cx.now.mono_ms {
+            self.step(cx, Event::TimeUp, out);
+        }
+    }
+
+    /// Bytes came.
+    pub fn on_bytes(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.heard_ms = cx.now.mono_ms;
+        if self.state == State::Pinged {
+            self.step(cx, Event::Bytes, out);
+        }
+    }
+
+    /// One JSON text, or the bare word `ping`.
+    pub fn on_text(&mut self, cx: &Context<'_>, text: &[u8], out: &mut Out) {
+        if matches!(text, b"ping" | br#"{"type":"ping"}"#) {
+            self.unparsable = 0;
+        }
+        match text {
+            b"ping" => self.answer(Frame { json: Bytes::from_static(b"pong"), body: None }, out),
+            br#"{"type":"ping"}"# => {
+                self.answer(Frame { json: Bytes::from_static(br#"{"type":"pong"}"#), body: None }, out);
+            }
+            text => self.on_frame(cx, ClientFrame::decode_text(text), out),
+        }
+    }
+
+    /// One binary message.
+    pub fn on_binary(&mut self, cx: &Context<'_>, bytes: &[u8], out: &mut Out) {
+        self.on_frame(cx, ClientFrame::decode_binary(bytes), out);
+    }
+
+    /// The query of a handshake that brings no token: `connect` is to come.
+    pub fn on_query(&mut self, hello: Hello) {
+        if hello != Hello::default() {
+            self.hello = Some(Box::new(hello));
+        }
+    }
+
+    /// A handshake that brings a token.
+    pub fn on_handshake(&mut self, cx: &Context<'_>, token: String, hello: Hello, out: &mut Out) {
+        self.verify(cx, token, hello, out);
+    }
+
+    fn verify(&mut self, cx: &Context<'_>, token: String, hello: Hello, out: &mut Out) {
+        if self.apply(cx, Event::Connect, out) == Effect::Verify {
+            let device = hello.device.clone();
+            self.hello = Some(Box::new(hello));
+            out.push(Action::Verify { token, device, refresh: false });
+        }
+    }
+
+    /// The verdict on the token of [`Action::Verify`].
+    pub fn on_verdict(
+        &mut self,
+        cx: &Context<'_>,
+        refresh: bool,
+        verdict: Result<Grant, Denial>,
+        fresh: Fresh,
+        out: &mut Out,
+    ) {
+        if refresh {
+            return self.on_refresh_verdict(cx, verdict, out);
+        }
+        if self.state != State::Verifying {
+            return;
+        }
+        let hello = self.hello.take().unwrap_or_default();
+        let open = verdict.map_err(Refusal::of_denial).and_then(|grant| {
+            plan_open(&grant, &hello, fresh, cx.rules.same_device).map(|open| (grant, open))
+        });
+        let (grant, open) = match open {
+            Ok(open) => open,
+            Err(refusal) => return self.refuse(cx, refusal, out),
+        };
+        self.bound = Some(Box::new(Bound {
+            user: open.user.clone(),
+            device: open.device.clone(),
+            session: fresh.session,
+            login: fresh.login,
+            issued_at: 0,
+            expires_at: 0,
+            ends_at: 0,
+            claims: None,
+        }));
+        self.take_claims(cx, grant);
+        if open.resume.is_some() {
+            self.hello = Some(hello);
+        }
+        if self.apply(cx, Event::Verified, out) == Effect::Open {
+            self.router_knows = true;
+            out.push(Action::Up(Up::Open(open)));
+        }
+    }
+
+    /// Notes what the token says about time and revocation.
+    fn take_claims(&mut self, cx: &Context<'_>, grant: Grant) {
+        let Some(bound) = &mut self.bound else { return };
+        bound.issued_at = grant.issued_at;
+        bound.expires_at = grant.expires_at;
+        bound.ends_at = if grant.expires_at <= cx.now.wall_ms {
+            grant.expires_at.saturating_add(CLOCK_SKEW_MS)
+        } else {
+            grant.expires_at
+        };
+        let claims = Claims { token_id: grant.token_id, session_id: grant.session_id };
+        let any = claims.token_id.is_some() || claims.session_id.is_some();
+        bound.claims = any.then(|| Box::new(claims));
+        self.expiry_told = false;
+    }
+
+    fn on_refresh_verdict(&mut self, cx: &Context<'_>, verdict: Result<Grant, Denial>, out: &mut Out) {
+        let Some(id) = self.refresh.take() else { return };
+        let Some(bound) = self.bound.as_ref().filter(|_| self.state.is_open()) else { return };
+        let fault = match verdict {
+            Ok(grant) if grant.user != bound.user => Some((
+                ErrorCode::IdentityMismatch,
+                "the new token is for another user; open another connection for that one".to_owned(),
+            )),
+            Ok(grant) if grant.device.as_ref().is_some_and(|device| *device != bound.device) => Some((
+                ErrorCode::IdentityMismatch,
+                "the new token is for another device; open another connection for that one".to_owned(),
+            )),
+            Ok(grant) => {
+                self.take_claims(cx, grant);
+                None
+            }
+            Err(Denial::Unavailable(message)) => Some((ErrorCode::Unavailable, message)),
+            Err(Denial::Token(message) | Denial::NoSubject(message)) => {
+                Some((ErrorCode::Unauthenticated, message))
+            }
+        };
+        match fault {
+            Some((code, message)) => self.fail(Some("auth.refresh"), code, &message, Some(&id), out),
+            None => {
+                out.push(Action::Send(ServerFrame::Ok { id: &id, conversation_id: None }.encode()));
+                // A short token may be about to run out already.
+                self.on_timer(cx, out);
+            }
+        }
+    }
+
+    /// Whether an event of the router is the next one for this connection; if so it is taken.
+    pub fn take_turn(&mut self, login: u64, no: u64) -> Turn {
+        match &self.bound {
+            Some(bound) if bound.login == login && self.router_knows => {}
+            _ => return Turn::NotHere,
+        }
+        if no == self.next_no {
+            self.next_no += 1;
+            return Turn::Take;
+        }
+        if no < self.next_no { Turn::Had } else { Turn::NotHere }
+    }
+
+    /// The router has accepted the connection.
+    pub fn on_accepted(&mut self, cx: &Context<'_>, resumed: bool, out: &mut Out) {
+        if self.apply(cx, Event::Accepted, out) != Effect::Greet {
+            return;
+        }
+        self.heard_ms = cx.now.mono_ms;
+        let resume = self.hello.take().and_then(|hello| hello.resume);
+        let Some(bound) = &mut self.bound else { return };
+        if let Some(held) = resume.filter(|_| resumed).and_then(|text| u128::from_str_radix(&text, 16).ok()) {
+            bound.session = held;
+        }
+        let connected = ServerFrame::Connected {
+            session_id: &format!("{:032x}", bound.session),
+            connection_id: &format!("{:016x}", cx.connection),
+            user_id: &bound.user,
+            device_id: &bound.device,
+            node_id: &cx.rules.node_id,
+            resumed,
+            ping_after_ms: cx.rules.ping_after_ms,
+            close_after_ms: cx.rules.close_after_ms,
+            max_frame_bytes: cx.rules.max_frame_bytes as u64,
+            server_time: cx.now.wall_ms,
+            version: VERSION,
+        };
+        out.push(Action::Opened);
+        out.push(Action::Send(connected.encode()));
+        self.on_timer(cx, out);
+    }
+
+    /// The router has refused it.
+    pub fn on_refused(&mut self, cx: &Context<'_>, code: CloseCode, out: &mut Out) {
+        self.router_knows = false;
+        self.refuse(cx, Refusal::of_router(code), out);
+    }
+
+    /// The router has decided so many frames.
+    pub fn on_decided(&mut self, cx: &Context<'_>, count: u32, out: &mut Out) {
+        self.undecided = self.undecided.saturating_sub(count);
+        self.judge_marks(cx, out);
+    }
+
+    /// The outbox holds so much, the socket having taken what it would.
+    pub fn on_queue(&mut self, cx: &Context<'_>, bytes: usize, push_bytes: usize, out: &mut Out) {
+        self.queued_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        if self.state.is_open() && push_bytes > cx.rules.outbound_limit_bytes {
+            self.slow = true;
+            out.push(Action::CutQueue);
+            return self.close(cx, CloseCode::SlowConsumer, None, None, out);
+        }
+        if push_bytes > 0 && !self.congested && self.router_knows && self.state.is_open() {
+            self.congested = true;
+            out.push(Action::Up(Up::Congested));
+        }
+        self.judge_marks(cx, out);
+    }
+
+    /// The outbox is empty.
+    pub fn on_flushed(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.queued_bytes = 0;
+        if self.congested && self.router_knows {
+            self.congested = false;
+            out.push(Action::Up(Up::Flowing));
+        }
+        self.judge_marks(cx, out);
+        self.step(cx, Event::Flushed, out);
+    }
+
+    /// Compares undecided frames and queued bytes with their marks.
+    fn judge_marks(&mut self, cx: &Context<'_>, out: &mut Out) {
+        let half = cx.rules.outbound_limit_bytes / 2;
+        let queued = self.queued_bytes as usize;
+        match self.state {
+            State::Reading | State::Pinged
+                if self.undecided > cx.rules.backpressure_high || queued > half =>
+            {
+                self.step(cx, Event::High, out);
+            }
+            State::Paused
+                if self.undecided < cx.rules.backpressure_high.div_ceil(2) && queued <= half / 2 =>
+            {
+                self.step(cx, Event::Low, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// The node drains: the client is to come back elsewhere after its own delay.
+    pub fn on_drain(&mut self, retry_after_ms: u64, reason: &str, out: &mut Out) {
+        if self.state.is_open() && self.bound.is_some() {
+            let frame = ServerFrame::SessionMigrate { retry_after_ms, target: None, reason };
+            out.push(Action::Send(frame.encode()));
+        }
+    }
+
+    /// The client's close frame came.
+    pub fn on_peer_closed(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.step(cx, Event::PeerClosed, out);
+    }
+
+    /// The socket has ended or failed.
+    pub fn on_peer_gone(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.step(cx, Event::PeerGone, out);
+    }
+
+    /// The server ends the connection.
+    pub fn close(
+        &mut self,
+        cx: &Context<'_>,
+        code: CloseCode,
+        reason: Option<Arc<str>>,
+        retry_after_ms: Option<u64>,
+        out: &mut Out,
+    ) {
+        if let Effect::Farewell(code) = self.apply(cx, Event::Close(code), out) {
+            out.push(Action::Close { code, reason, retry_after_ms, refusal: None });
+        }
+    }
+
+    /// The connection is refused while it opens.
+    pub fn refuse(&mut self, cx: &Context<'_>, refusal: Refusal, out: &mut Out) {
+        if let Effect::Farewell(code) = self.apply(cx, Event::Close(refusal.close), out) {
+            let retry_after_ms = refusal.retry_after_ms;
+            let reason = refusal.reason.map(Arc::from);
+            out.push(Action::Close { code, reason, retry_after_ms, refusal: Some(Box::new(refusal)) });
+        }
+    }
+
+    // Frames.
+
+    fn on_frame(&mut self, cx: &Context<'_>, frame: Result<ClientFrame, DecodeError>, out: &mut Out) {
+        if self.state == State::Waiting {
+            return self.on_first_frame(cx, frame, out);
+        }
+        if !self.state.is_open() {
+            return;
+        }
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => return self.on_undecodable(cx, error, out),
+        };
+        self.unparsable = 0;
+        match frame {
+            ClientFrame::Ping { data } => self.pong(data.as_deref(), out),
+            ClientFrame::Pong => {}
+            ClientFrame::Connect(_) => {
+                let message = "this connection has its identity; open another one for another identity";
+                self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, None, out);
+            }
+            ClientFrame::AuthRefresh { id, token } => self.on_refresh(id, token, out),
+            frame => self.forward(cx, frame, out),
+        }
+    }
+
+    /// Before there is an identity only `connect` and `ping` may come.
+    fn on_first_frame(&mut self, cx: &Context<'_>, frame: Result<ClientFrame, DecodeError>, out: &mut Out) {
+        let message = match frame {
+            Ok(ClientFrame::Connect(connect)) => return self.on_connect(cx, connect, out),
+            Ok(ClientFrame::Ping { data }) => return self.pong(data.as_deref(), out),
+            Ok(other) => format!("send connect before {}", other.name()),
+            Err(error) => format!("send connect first: {}", error.message),
+        };
+        self.fail(None, ErrorCode::Unauthenticated, &message, None, out);
+        self.close(cx, CloseCode::Unauthenticated, None, None, out);
+    }
+
+    fn on_connect(&mut self, cx: &Context<'_>, connect: Connect, out: &mut Out) {
+        if connect.version != VERSION {
+            let reason = Arc::from(format!("version: this server speaks {VERSION}"));
+            return self.close(cx, CloseCode::Version, Some(reason), None, out);
+        }
+        let hello = Hello::from_connect(&connect, self.hello.take());
+        self.verify(cx, connect.token, hello, out);
+    }
+
+    fn on_undecodable(&mut self, cx: &Context<'_>, error: DecodeError, out: &mut Out) {
+        self.unparsable = if error.unparsable { self.unparsable + 1 } else { 0 };
+        self.fail(None, error.code, &error.message, error.id.as_deref(), out);
+        if self.unparsable >= UNPARSABLE_MAX {
+            self.close(cx, CloseCode::Policy, None, None, out);
+        }
+    }
+
+    fn on_refresh(&mut self, id: String, token: String, out: &mut Out) {
+        if self.refresh.is_some() {
+            let message = "the refresh before is still being judged";
+            return self.fail(Some("auth.refresh"), ErrorCode::RateLimited, message, Some(&id), out);
+        }
+        self.refresh = Some(id.into());
+        let device = self.device().cloned();
+        out.push(Action::Verify { token, device, refresh: true });
+    }
+
+    /// Sends a request up, unless it claims to be from somebody else or comes too fast.
+    fn forward(&mut self, cx: &Context<'_>, frame: ClientFrame, out: &mut Out) {
+        if let ClientFrame::MsgSend { send } = &frame
+            && let Some(claimed) = &send.from
+            && self.user().is_none_or(|user| user.as_str() != claimed)
+        {
+            out.push(Action::Mismatch { claimed: claimed.clone() });
+            let message = "from is not the user of this connection; leave it out";
+            return self.fail(Some("msg.send"), ErrorCode::IdentityMismatch, message, Some(&send.id), out);
+        }
+        if let (Err(wait_ms), Some(id)) = (self.pay(cx), request_id(&frame)) {
+            let message = "more requests per second than this server takes from one connection";
+            out.push(Action::Failed { frame: Some(frame.name()), code: ErrorCode::RateLimited });
+            let error = ServerFrame::Error {
+                code: ErrorCode::RateLimited,
+                message,
+                id: Some(id),
+                retry_after_ms: Some(wait_ms),
+            };
+            return out.push(Action::Send(error.encode()));
+        }
+        self.undecided += 1;
+        out.push(Action::Up(Up::Frame(frame)));
+        if self.undecided > cx.rules.backpressure_high {
+            self.judge_marks(cx, out);
+        }
+    }
+
+    /// Takes a request's share of `frames_per_second`; the error says how long to wait.
+    fn pay(&mut self, cx: &Context<'_>) -> Result<(), u64> {
+        const BURST_US: u64 = 1_000_000;
+        if cx.rules.frames_per_second == 0 {
+            return Ok(());
+        }
+        let now_us = cx.now.mono_ms * 1000;
+        let until_us = self.paid_until_us.max(now_us) + BURST_US / u64::from(cx.rules.frames_per_second);
+        if until_us > now_us + BURST_US {
+            return Err((until_us - now_us - BURST_US).div_ceil(1000));
+        }
+        self.paid_until_us = until_us;
+        Ok(())
+    }
+
+    // Answers and transitions.
+
+    fn answer(&mut self, frame: Frame, out: &mut Out) {
+        if self.state.is_active() {
+            out.push(Action::Send(frame));
+        }
+    }
+
+    fn pong(&mut self, data: Option<&str>, out: &mut Out) {
+        self.answer(ServerFrame::Pong { data }.encode(), out);
+    }
+
+    fn fail(
+        &mut self,
+        frame: Option<&'static str>,
+        code: ErrorCode,
+        message: &str,
+        id: Option<&str>,
+        out: &mut Out,
+    ) {
+        let retry_after_ms = code.is_temporary().then_some(crate::rules::RETRY_AFTER_MS);
+        out.push(Action::Failed { frame, code });
+        out.push(Action::Send(ServerFrame::Error { code, message, id, retry_after_ms }.encode()));
+    }
+
+    /// Goes through the table and does what follows for the counters; the effect is the caller's.
+    fn apply(&mut self, cx: &Context<'_>, event: Event, out: &mut Out) -> Effect {
+        let before = self.state;
+        let (after, effect) = before.next(event);
+        if before == after {
+            return effect;
+        }
+        self.state = after;
+        self.since_ms = cx.now.mono_ms;
+        if before == State::Paused {
+            // What was sent meanwhile lies unread in the socket; silence is counted from here.
+            self.heard_ms = cx.now.mono_ms;
+            out.push(Action::Resumed);
+        }
+        if before.is_active() && !after.is_active() {
+            let code = match effect {
+                Effect::Farewell(code) => code,
+                _ => CloseCode::Bye,
+            };
+            if self.router_knows {
+                out.push(Action::Up(Up::Closed(code)));
+                self.router_knows = false;
+            }
+            (self.hello, self.refresh) = (None, None);
+            out.push(Action::Ended { code, open: before.is_open() && self.bound.is_some() });
+        }
+        effect
+    }
+
+    /// A transition whose effect needs no more than the effect itself.
+    fn step(&mut self, cx: &Context<'_>, event: Event, out: &mut Out) {
+        let opening = matches!(self.state, State::Verifying | State::Opening);
+        match self.apply(cx, event, out) {
+            Effect::Farewell(code) => {
+                let refusal = opening.then(|| Box::new(Refusal::overloaded()));
+                let retry_after_ms = refusal.as_ref().and_then(|refusal| refusal.retry_after_ms);
+                out.push(Action::Close { code, reason: None, retry_after_ms, refusal });
+            }
+            Effect::Ping => out.push(Action::Ping),
+            Effect::Pause => out.push(Action::Paused),
+            Effect::AnswerClose => out.push(Action::AnswerClose),
+            Effect::EndOutput => out.push(Action::EndOutput),
+            Effect::Drop => out.push(Action::Drop),
+            // The others follow from events that are applied where they happen.
+            Effect::None | Effect::Resume | Effect::Verify | Effect::Open | Effect::Greet => {}
+        }
+    }
+}
+
+/// The `id` by which a request is answered; positions have none.
+fn request_id(frame: &ClientFrame) -> Option<&str> {
+    match frame {
+        ClientFrame::MsgSend { send } => Some(&send.id),
+        ClientFrame::History { id, .. }
+        | ClientFrame::ConversationList { id, .. }
+        | ClientFrame::ConversationCreate { id, .. }
+        | ClientFrame::ConversationClear { id, .. }
+        | ClientFrame::GroupAdd { id, .. }
+        | ClientFrame::GroupRemove { id, .. }
+        | ClientFrame::GroupRole { id, .. }
+        | ClientFrame::GroupRename { id, .. }
+        | ClientFrame::GroupLeave { id, .. } => Some(id),
+        ClientFrame::AuthRefresh { id, .. } => Some(id),
+        ClientFrame::Connect(_)
+        | ClientFrame::Ping { .. }
+        | ClientFrame::Pong
+        | ClientFrame::MsgRecv { .. }
+        | ClientFrame::MsgRead { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,450 @@
+use super::*;
+use bowline_protocol::link::SameDevice;
+
+struct Rig {
+    rules: Rules,
+    now: Now,
+    session: Session,
+}
+
+fn rules() -> Rules {
+    Rules {
+        node_id: "n1".into(),
+        ping_after_ms: 45_000,
+        ping_jitter_ms: 5_000,
+        close_after_ms: 90_000,
+        backpressure_high: 4,
+        backpressure_timeout_ms: 30_000,
+        outbound_limit_bytes: 1000,
+        max_frame_bytes: 32_768,
+        frames_per_second: 0,
+        same_device: SameDevice::Replace,
+    }
+}
+
+fn grant(user: &str) -> Grant {
+    Grant {
+        user: UserId::trusted(user),
+        device: None,
+        class: None,
+        expires_at: 10_000_000,
+        issued_at: 1,
+        token_id: None,
+        session_id: None,
+    }
+}
+
+const FRESH: Fresh = Fresh { login: 77, session: 0xabc };
+
+impl Rig {
+    fn with(rules: Rules) -> Self {
+        let now = Now { mono_ms: 1_000, wall_ms: 1_000_000 };
+        Self { session: Session::new(&rules, now, 3), rules, now }
+    }
+
+    fn run(&mut self, step: impl FnOnce(&mut Session, &Context<'_>, &mut Out)) -> Vec<Action> {
+        let mut out = Vec::new();
+        let cx = Context { rules: &self.rules, now: self.now, connection: 5 };
+        step(&mut self.session, &cx, &mut out);
+        out
+    }
+
+    fn text(&mut self, text: &str) -> Vec<Action> {
+        self.run(|s, cx, out| s.on_text(cx, text.as_bytes(), out))
+    }
+
+    fn verdict(&mut self, verdict: Result<Grant, Denial>) -> Vec<Action> {
+        self.run(|s, cx, out| s.on_verdict(cx, false, verdict, FRESH, out))
+    }
+
+    /// A session that is open as alice.
+    fn open(rules: Rules) -> Self {
+        let mut rig = Self::with(rules);
+        rig.text(r#"{"type":"connect","token":"t","device_id":"phone"}"#);
+        rig.verdict(Ok(grant("alice")));
+        assert_eq!(rig.session.take_turn(77, 1), Turn::Take);
+        rig.run(|s, cx, out| s.on_accepted(cx, false, out));
+        assert_eq!(rig.session.state(), State::Reading);
+        rig
+    }
+
+    /// Goes to where the deadline is, and fires it.
+    fn pass(&mut self) -> Vec<Action> {
+        let to = self.session.deadline_ms(&self.rules, self.now);
+        self.now.wall_ms += to.saturating_sub(self.now.mono_ms);
+        self.now.mono_ms = to.max(self.now.mono_ms);
+        self.run(|s, cx, out| s.on_timer(cx, out))
+    }
+}
+
+/// The actions in short: what is sent, told and done.
+fn short(actions: &[Action]) -> Vec<String> {
+    actions
+        .iter()
+        .map(|action| match action {
+            Action::Send(frame) => {
+                let json = String::from_utf8_lossy(&frame.json).into_owned();
+                match serde_json_type(&json) {
+                    Some(kind) => kind,
+                    None => json,
+                }
+            }
+            Action::Up(Up::Frame(frame)) => format!("up {}", frame.name()),
+            Action::Up(Up::Open(open)) => format!("open {}/{}", open.user, open.device),
+            Action::Up(Up::Closed(code)) => format!("up closed {}", code.reason()),
+            Action::Up(Up::Congested) => "congested".into(),
+            Action::Up(Up::Flowing) => "flowing".into(),
+            Action::Up(_) => "up ?".into(),
+            Action::Close { code, reason, retry_after_ms, refusal } => format!(
+                "close {} {}{}{}",
+                code.code(),
+                reason.as_deref().unwrap_or(code.reason()),
+                retry_after_ms.map_or(String::new(), |ms| format!(" after {ms}")),
+                refusal.as_ref().map_or(String::new(), |r| format!(" ({})", r.status)),
+            ),
+            Action::Ended { code, open } => format!("ended {} {open}", code.reason()),
+            Action::Verify { token, refresh, .. } => format!("verify {token} {refresh}"),
+            Action::Failed { code, .. } => format!("failed {}", code.as_str()),
+            Action::Mismatch { claimed } => format!("mismatch {claimed}"),
+            other => format!("{other:?}").to_lowercase(),
+        })
+        .collect()
+}
+
+/// `type`, and `code` or `id` where there are.
+fn serde_json_type(json: &str) -> Option<String> {
+    let field = |name: &str| {
+        let start = json.find(&format!("\"{name}\":\""))? + name.len() + 4;
+        Some(json[start..].split('"').next().unwrap_or_default().to_owned())
+    };
+    let mut text = field("type")?;
+    for name in ["code", "id", "data", "session_id"] {
+        if let Some(value) = field(name) {
+            text = format!("{text} {value}");
+        }
+    }
+    Some(text)
+}
+
+fn send(id: &str) -> String {
+    format!(r#"{{"type":"msg.send","id":"{id}","to":"bob","body":1}}"#)
+}
+
+#[test]
+fn a_connection_opens_in_four_steps() {
+    let mut rig = Rig::with(rules());
+    assert_eq!(short(&rig.text("ping")), ["pong"]);
+    assert_eq!(short(&rig.text(r#"{"type":"ping","data":"x"}"#)), ["pong x"]);
+    assert_eq!(short(&rig.text(r#"{"type":"connect","token":"t"}"#)), ["verify t false"]);
+    assert!(!rig.session.state().reads_frames());
+    let random = FRESH.login;
+    assert_eq!(short(&rig.verdict(Ok(grant("alice")))), [format!("open alice/{random:016x}")]);
+    assert_eq!(rig.session.take_turn(77, 1), Turn::Take);
+    let greeted = rig.run(|s, cx, out| s.on_accepted(cx, false, out));
+    assert_eq!(short(&greeted), ["opened", "connected 00000000000000000000000000000abc"]);
+    assert_eq!(short(&rig.text(&send("1"))), ["up msg.send"]);
+    assert_eq!(
+        short(&rig.text(r#"{"type":"connect","token":"t"}"#)),
+        ["failed identity_mismatch", "error identity_mismatch"]
+    );
+}
+
+#[test]
+fn before_there_is_an_identity_nothing_else_may_come() {
+    for text in [&send("1"), r#"{"type":"pong"}"#, "nonsense", "", r#"{"type":"connect"}"#] {
+        let mut rig = Rig::with(rules());
+        assert_eq!(
+            short(&rig.text(text)),
+            [
+                "failed unauthenticated",
+                "error unauthenticated",
+                "ended unauthenticated false",
+                "close 4502 unauthenticated"
+            ],
+            "{text}"
+        );
+        assert_eq!(short(&rig.text(text)), [""; 0], "nothing is heard after the end");
+    }
+}
+
+#[test]
+fn refusals_while_opening() {
+    let bound = |device: &str| Ok(Grant { device: Some(DeviceId::trusted(device)), ..grant("a") });
+    let class = |class| Ok(Grant { class: Some(class), ..grant("a") });
+    use bowline_protocol::ids::DeviceClass::{Ios, Web};
+    let rows: [(Result<Grant, Denial>, Option<&str>); 7] = [
+        (Err(Denial::Token("bad".into())), Some("close 4502 unauthenticated (401)")),
+        (Err(Denial::NoSubject("none".into())), Some("close 4502 unauthenticated (400)")),
+        (Err(Denial::Unavailable("later".into())), Some("close 1013 overloaded after 1000 (503)")),
+        (bound("other"), Some("close 4505 policy (403)")),
+        (class(Ios), Some("close 4505 policy (403)")),
+        (bound("phone"), None),
+        (class(Web), None),
+    ];
+    for (verdict, expected) in rows {
+        let mut rig = Rig::with(rules());
+        rig.text(r#"{"type":"connect","token":"t","device_id":"phone","device_class":"web"}"#);
+        let actions = short(&rig.verdict(verdict.clone()));
+        match expected {
+            Some(close) => assert_eq!(actions.last().map(String::as_str), Some(close), "{verdict:?}"),
+            None => assert_eq!(actions, ["open a/phone"], "{verdict:?}"),
+        }
+    }
+    let mut rig = Rig::with(rules());
+    let version = rig.text(r#"{"type":"connect","token":"t","version":2}"#);
+    assert_eq!(short(&version), ["ended version false", "close 4507 version: this server speaks 1"]);
+
+    let mut rig = Rig::with(rules());
+    rig.text(r#"{"type":"connect","token":"t"}"#);
+    rig.verdict(Ok(grant("a")));
+    let refused = rig.run(|s, cx, out| s.on_refused(cx, CloseCode::DeviceInUse, out));
+    assert_eq!(short(&refused), ["ended device-in-use false", "close 4506 device-in-use (409)"]);
+}
+
+#[test]
+fn connect_completes_what_the_query_said() {
+    let mut rig = Rig::with(rules());
+    rig.session.on_query(Hello {
+        device: Some(DeviceId::trusted("query")),
+        channel: Some("app".into()),
+        ..Hello::default()
+    });
+    rig.text(r#"{"type":"connect","token":"t","device_id":"frame"}"#);
+    let actions = rig.verdict(Ok(grant("a")));
+    let [Action::Up(Up::Open(open))] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((open.device.as_str(), open.channel.as_deref()), ("frame", Some("app")));
+}
+
+#[test]
+fn time_without_identity_is_bounded() {
+    let mut rig = Rig::with(rules());
+    assert_eq!(rig.session.deadline_ms(&rig.rules, rig.now), 11_000);
+    assert_eq!(short(&rig.pass()), ["ended connect-timeout false", "close 4003 connect-timeout"]);
+
+    let mut rig = Rig::with(rules());
+    rig.text(r#"{"type":"connect","token":"t"}"#);
+    let late = ["ended overloaded false", "close 1013 overloaded after 1000 (503)"];
+    assert_eq!(short(&rig.pass()), late);
+    assert_eq!(short(&rig.verdict(Ok(grant("a")))), [""; 0], "a late verdict changes nothing");
+
+    let mut rig = Rig::with(rules());
+    rig.text(r#"{"type":"connect","token":"t"}"#);
+    rig.verdict(Ok(grant("a")));
+    assert_eq!(short(&rig.pass()), ["up closed overloaded", late[0], late[1]]);
+    assert_eq!(rig.session.take_turn(77, 1), Turn::NotHere);
+}
+
+#[test]
+fn silence_is_pinged_and_then_closed() {
+    let mut rig = Rig::open(rules());
+    let opened = rig.now.mono_ms;
+    assert_eq!(short(&rig.pass()), ["ping"]);
+    assert_eq!(rig.now.mono_ms, opened + 45_003);
+    rig.run(|s, cx, out| s.on_bytes(cx, out));
+    assert_eq!(rig.session.state(), State::Reading);
+    let heard = rig.now.mono_ms;
+    assert_eq!(short(&rig.pass()), ["ping"]);
+    assert_eq!(
+        short(&rig.pass()),
+        ["up closed heartbeat-timeout", "ended heartbeat-timeout true", "close 1001 heartbeat-timeout"]
+    );
+    assert_eq!(rig.now.mono_ms, heard + 90_000);
+    assert_eq!(short(&rig.pass()), ["drop"]);
+    assert_eq!(rig.now.mono_ms, heard + 95_000);
+}
+
+#[test]
+fn undecided_frames_pause_above_the_mark_and_resume_below_half() {
+    let mut rig = Rig::open(rules());
+    for id in 1..=4 {
+        assert_eq!(short(&rig.text(&send(&id.to_string()))), ["up msg.send"]);
+    }
+    assert_eq!(short(&rig.text(r#"{"type":"ping"}"#)), ["pong"], "pings never count");
+    assert_eq!(short(&rig.text(&send("5"))), ["up msg.send", "paused"]);
+    assert_eq!(short(&rig.text(&send("6"))), ["up msg.send"], "what is decoded is never dropped");
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_decided(cx, 4, out))), [""; 0], "2 is not below half of 4");
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_decided(cx, 1, out))), ["resumed"]);
+    assert_eq!(rig.session.state(), State::Reading);
+}
+
+#[test]
+fn while_paused_there_is_a_watchdog_and_no_heartbeat() {
+    let mut rig = Rig::open(rules());
+    rig.now.mono_ms += 40_000;
+    for id in 0..5 {
+        rig.text(&send(&id.to_string()));
+    }
+    let paused = rig.now.mono_ms;
+    assert_eq!(
+        short(&rig.pass()),
+        [
+            "resumed",
+            "up closed backpressure-timeout",
+            "ended backpressure-timeout true",
+            "close 1013 backpressure-timeout"
+        ]
+    );
+    assert_eq!(rig.now.mono_ms, paused + 30_000);
+
+    let mut rig = Rig::open(rules());
+    for id in 0..5 {
+        rig.text(&send(&id.to_string()));
+    }
+    rig.now.mono_ms += 29_000;
+    rig.run(|s, cx, out| s.on_decided(cx, 5, out));
+    assert_eq!(rig.session.deadline_ms(&rig.rules, rig.now), rig.now.mono_ms + 45_003);
+}
+
+#[test]
+fn answers_pause_reading_and_only_pushes_make_a_slow_consumer() {
+    let mut rig = Rig::open(rules());
+    let queue = |rig: &mut Rig, bytes, push| short(&rig.run(|s, cx, out| s.on_queue(cx, bytes, push, out)));
+    assert_eq!(queue(&mut rig, 500, 0), [""; 0]);
+    assert_eq!(queue(&mut rig, 501, 0), ["paused"]);
+    assert_eq!(queue(&mut rig, 50_000, 0), [""; 0]);
+    assert_eq!(queue(&mut rig, 251, 0), [""; 0]);
+    assert_eq!(queue(&mut rig, 250, 0), ["resumed"]);
+    assert_eq!(queue(&mut rig, 1000, 1000), ["congested", "paused"]);
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_flushed(cx, out))), ["flowing", "resumed"]);
+    assert_eq!(
+        queue(&mut rig, 1001, 1001),
+        ["cutqueue", "up closed slow-consumer", "ended slow-consumer true", "close 4002 slow-consumer"]
+    );
+    let closed = rig.now.mono_ms;
+    assert_eq!(short(&rig.pass()), ["drop"]);
+    assert_eq!(rig.now.mono_ms, closed + 30_000);
+}
+
+#[test]
+fn ten_unparsable_texts_in_a_row_are_a_policy_violation() {
+    let mut rig = Rig::open(rules());
+    for _ in 0..9 {
+        assert_eq!(short(&rig.text("{")), ["failed malformed", "error malformed"]);
+    }
+    assert_eq!(short(&rig.text(r#"{"type":"x","id":"9"}"#)), ["failed unknown_type", "error unknown_type 9"]);
+    for _ in 0..9 {
+        assert_eq!(short(&rig.text("[]")).len(), 2);
+    }
+    assert_eq!(
+        short(&rig.text("")),
+        ["failed malformed", "error malformed", "up closed policy", "ended policy true", "close 4505 policy"]
+    );
+}
+
+#[test]
+fn from_must_be_the_bound_user() {
+    let mut rig = Rig::open(rules());
+    let forged = r#"{"type":"msg.send","id":"1","to":"bob","body":1,"from":"bob"}"#;
+    assert_eq!(
+        short(&rig.text(forged)),
+        ["mismatch bob", "failed identity_mismatch", "error identity_mismatch 1"]
+    );
+    assert_eq!(short(&rig.text(&forged.replace(r#""from":"bob""#, r#""from":"alice""#))), ["up msg.send"]);
+}
+
+#[test]
+fn a_token_runs_out_or_is_refreshed() {
+    let mut rig = Rig::open(rules());
+    for _ in 0..200 {
+        rig.run(|s, cx, out| s.on_bytes(cx, out));
+        let actions = short(&rig.pass());
+        if actions != ["ping"] {
+            assert_eq!(actions, ["auth.expiring"]);
+            break;
+        }
+    }
+    assert_eq!(rig.now.wall_ms, 10_000_000 - 60_000);
+    let refresh = r#"{"type":"auth.refresh","id":"r","token":"u"}"#;
+    assert_eq!(short(&rig.text(refresh)), ["verify u true"]);
+    assert_eq!(short(&rig.text(refresh)), ["failed rate_limited", "error rate_limited r"]);
+    let verdict =
+        |rig: &mut Rig, verdict| short(&rig.run(|s, cx, out| s.on_verdict(cx, true, verdict, FRESH, out)));
+    let other = Grant { device: Some(DeviceId::trusted("x")), ..grant("alice") };
+    for (bad, code) in [
+        (Ok(grant("bob")), "identity_mismatch"),
+        (Ok(other), "identity_mismatch"),
+        (Err(Denial::Token("bad".into())), "unauthenticated"),
+        (Err(Denial::Unavailable("later".into())), "unavailable"),
+    ] {
+        assert_eq!(verdict(&mut rig, bad), [format!("failed {code}"), format!("error {code} r")]);
+        rig.text(refresh);
+    }
+    let longer = Grant { expires_at: rig.now.wall_ms + 61_000, ..grant("alice") };
+    assert_eq!(verdict(&mut rig, Ok(longer)), ["ok r"]);
+    assert_eq!(rig.session.deadline_ms(&rig.rules, rig.now), rig.now.mono_ms + 1_000);
+    assert_eq!(short(&rig.pass()), ["auth.expiring"]);
+    rig.run(|s, cx, out| s.on_bytes(cx, out));
+    let mut actions = short(&rig.pass());
+    while actions == ["ping"] {
+        rig.run(|s, cx, out| s.on_bytes(cx, out));
+        actions = short(&rig.pass());
+    }
+    assert_eq!(actions, ["up closed token-expired", "ended token-expired true", "close 4001 token-expired"]);
+}
+
+#[test]
+fn events_of_the_router_are_taken_in_order() {
+    let mut rig = Rig::open(rules());
+    let rows = [
+        (77, 1, Turn::Had),
+        (77, 3, Turn::NotHere),
+        (78, 2, Turn::NotHere),
+        (77, 2, Turn::Take),
+        (77, 2, Turn::Had),
+        (77, 3, Turn::Take),
+    ];
+    for (login, no, expected) in rows {
+        assert_eq!(rig.session.take_turn(login, no), expected, "{login} {no}");
+    }
+    rig.run(|s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out));
+    assert_eq!(rig.session.take_turn(77, 4), Turn::NotHere);
+}
+
+#[test]
+fn a_session_that_was_held_keeps_its_id() {
+    for (resumed, expected) in [(true, 0xfeed_u128), (false, 0xabc)] {
+        let mut rig = Rig::with(rules());
+        rig.text(&format!(r#"{{"type":"connect","token":"t","resume":"{:032x}"}}"#, 0xfeed));
+        rig.verdict(Ok(grant("a")));
+        let actions = rig.run(|s, cx, out| s.on_accepted(cx, resumed, out));
+        assert_eq!(short(&actions)[1], format!("connected {expected:032x}"));
+    }
+}
+
+#[test]
+fn requests_above_the_rate_are_answered_and_positions_are_not() {
+    let mut rig = Rig::open(Rules { frames_per_second: 2, backpressure_high: 99, ..rules() });
+    let recv = r#"{"type":"msg.recv","conversation_id":"g:x","seq":1}"#;
+    for _ in 0..2 {
+        assert_eq!(short(&rig.text(&send("1"))), ["up msg.send"]);
+    }
+    assert_eq!(short(&rig.text(&send("3"))), ["failed rate_limited", "error rate_limited 3"]);
+    assert_eq!(short(&rig.text(recv)), ["up msg.recv"]);
+    rig.now.mono_ms += 500;
+    assert_eq!(short(&rig.text(&send("3"))), ["up msg.send"]);
+}
+
+#[test]
+fn whatever_ends_a_connection_ends_it_once() {
+    let ends: [fn(&mut Session, &Context<'_>, &mut Out); 4] = [
+        |s, cx, out| s.on_peer_closed(cx, out),
+        |s, cx, out| s.on_peer_gone(cx, out),
+        |s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out),
+        |s, cx, out| s.on_queue(cx, 5000, 5000, out),
+    ];
+    for first in 0..ends.len() {
+        for second in 0..ends.len() {
+            let mut rig = Rig::open(rules());
+            let mut actions = rig.run(ends[first]);
+            actions.extend(rig.run(ends[second]));
+            while rig.session.state() != State::Gone {
+                actions.extend(rig.pass());
+            }
+            let actions = short(&actions);
+            for once in ["up closed", "ended", "drop"] {
+                let count = actions.iter().filter(|a| a.starts_with(once)).count();
+                assert_eq!(count, 1, "{once}: {actions:?}");
+            }
+        }
+    }
+}

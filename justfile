@@ -1,0 +1,31 @@
+# `just --list` names these; CONTRIBUTING.md has the same commands without just.
+
+# Runs a server with the demo page on http://127.0.0.1:8080/
+serve *flags:
+    cargo run --release -- serve {{flags}}
+
+# Every test
+test *parts:
+    ./scripts/test {{parts}}
+
+# The end-to-end suite, or the tests whose names contain a text
+e2e filter="":
+    cargo build -p bowline
+    cargo test -p bowline-tests --test e2e -- {{filter}}
+
+# Formats everything
+fmt:
+    cargo fmt --all
+
+# What CI says about style
+lint:
+    cargo fmt --all -- --check
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# The Autobahn cases of RFC 6455
+conformance:
+    ./scripts/conformance
+
+# Everything that CI runs
+ci:
+    ./.ci/run

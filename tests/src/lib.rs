@@ -1,0 +1,22 @@
+//! What the end-to-end tests stand on: the real program as a child process, clients on third-party libraries,
+//! and waiting for conditions. Nothing here links a crate of the server, so that the tests see what users see.
+
+pub mod client;
+pub mod http;
+pub mod metrics;
+pub mod raw;
+pub mod server;
+pub mod token;
+pub mod tools;
+pub mod wait;
+
+pub use client::{Client, Frame, Login, Transport};
+pub use metrics::Metrics;
+pub use server::{Server, Setup, bowline};
+pub use wait::{PATIENCE, until};
+
+/// Tests that load the machine take turns, so that they do not slow each other beyond their limits.
+pub fn turn() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
