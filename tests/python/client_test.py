@@ -92,7 +92,7 @@ def split(data):
     return frame
 
 
-async def expect(client, kind, **fields):
+async def expect(client, kind, /, **fields):
     """The next frame of this type with these fields; others are passed over, but for errors."""
     while True:
         frame = await client.next()

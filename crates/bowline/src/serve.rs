@@ -122,7 +122,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
         Stopping {
             drain: &|reason| gateway.drain(reason),
             remaining: &|| gateway.remaining() as u64,
-            drain_timeout: Duration::from_millis(config.gateway.drain_timeout_ms),
+            time_left: &|| {
+                let deadline = gateway.status().drain.map_or(0, |drain| drain.deadline);
+                Duration::from_millis(deadline.saturating_sub(crate::now_ms()))
+            },
         },
     )
     .await;

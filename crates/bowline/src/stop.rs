@@ -12,8 +12,9 @@ const SIGNALS_MAX: usize = 8;
 
 /// How often a drain looks whether connections are left.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long the closes of a drain may take beyond its deadline.
-const CLOSES_MAX: Duration = Duration::from_secs(10);
+/// How long the closes of a drain may take beyond its deadline: the close frames leave at once, and a client that
+/// does not answer its own is not waited for.
+const CLOSES_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -44,7 +45,8 @@ pub struct Stopping<'a> {
     pub drain: &'a (dyn Fn(&str) + Sync),
     /// Connections that are left.
     pub remaining: &'a (dyn Fn() -> u64 + Sync),
-    pub drain_timeout: Duration,
+    /// What is left until the drain's deadline; one that was begun earlier keeps its own.
+    pub time_left: &'a (dyn Fn() -> Duration + Sync),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -60,13 +62,14 @@ pub enum Ended {
 /// Waits for the first signal, drains, and returns as soon as no connection is left.
 pub async fn run(events: &mut Receiver<Event>, stopping: Stopping<'_>) -> Ended {
     wait_for_stop(events).await;
+    (stopping.drain)("shutdown");
+    let time_left = (stopping.time_left)();
     tracing::info!(
         connections = (stopping.remaining)(),
-        timeout_ms = stopping.drain_timeout.as_millis() as u64,
-        "draining; a second signal stops at once"
+        time_left_ms = time_left.as_millis() as u64,
+        "stopping when no connection is left; a second signal stops at once"
     );
-    (stopping.drain)("shutdown");
-    let deadline = Instant::now() + stopping.drain_timeout + CLOSES_MAX;
+    let deadline = Instant::now() + time_left + CLOSES_MAX;
     let drained = async {
         loop {
             match (stopping.remaining)() {
@@ -118,7 +121,7 @@ mod tests {
                 }
                 left
             },
-            drain_timeout: Duration::from_millis(timeout_ms),
+            time_left: &|| Duration::from_millis(timeout_ms),
         };
         let ended = run(&mut receiver, stopping).await;
         (ended, server.drains.into_inner().unwrap())

@@ -390,7 +390,7 @@ impl Socket {
     async fn close(self) {
         // The server learns of it in any case.
         match self {
-            Self::Ws(mut stream) => drop(stream.close(None).await),
+            Self::Ws(mut stream) => drop((*stream).close(None).await),
             Self::Tcp { mut stream, .. } => drop(stream.shutdown().await),
         }
     }

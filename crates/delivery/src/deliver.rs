@@ -248,9 +248,11 @@ impl Core {
         }
         for (id, kind, seq, senders) in counted {
             let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
-            let there = conversation.members.values().filter(|m| match kind {
-                ReceiptKind::Delivered => m.delivered >= seq,
-                ReceiptKind::Read => m.read >= seq,
+            // Whoever sent it has it, and is no recipient.
+            let sender = conversation.tail.entry(seq).map(|entry| &entry.from);
+            let there = conversation.members.iter().filter(|(user, m)| {
+                let position = if kind == ReceiptKind::Delivered { m.delivered } else { m.read };
+                position >= seq && Some(*user) != sender
             });
             let count = there.count() as u32;
             let frame = ServerFrame::MsgReceipt {

@@ -1,6 +1,7 @@
 //! From a message that arrives to one that may be numbered: its conversation, what became of the same id before,
 //! and the verdict.
 //!
+//! Messages of one sender go on in the order in which they came, whichever conversations have to be loaded first.
 //! Messages of one sender to one conversation form a lane while they wait for verdicts: they leave it in the
 //! order in which they came, whatever order the verdicts have. Nobody else waits for them.
 
@@ -55,7 +56,56 @@ impl Core {
             Known::Conflict => return self.refuse_message(&asker, conflict(&id)),
         }
         let incoming = Box::new(Incoming { asker, device, user: from, conversation, id, body, hash });
-        self.with_conversation(&incoming.conversation.clone(), Deferred::Message(incoming), now);
+        if let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&incoming.conversation)
+            && !self.gates.contains_key(&incoming.user)
+        {
+            conversation.touched = now.mono;
+            return self.on_message_ready(incoming);
+        }
+        let (user, conversation) = (incoming.user.clone(), incoming.conversation.clone());
+        self.gates.entry(user.clone()).or_default().push_back(incoming);
+        match self.conversations.contains_key(&conversation) {
+            // All that is needed begins to load at once; the gate opens in order.
+            false => self.with_conversation(&conversation, Deferred::Gate(user), now),
+            true => self.pass_gate(&user, now),
+        }
+    }
+
+    /// Lets a sender's messages go on until one needs a conversation that is still being loaded.
+    pub(crate) fn pass_gate(&mut self, user: &UserId, now: Now) {
+        while let Some(first) = self.gates.get(user).and_then(VecDeque::front) {
+            let id = first.conversation.clone();
+            match self.conversations.get_mut(&id) {
+                Some(Slot::Ready(conversation)) => conversation.touched = now.mono,
+                Some(Slot::Loading(waiting)) => {
+                    let is_there = |d: &Deferred| matches!(d, Deferred::Gate(u) if u == user);
+                    if !waiting.iter().any(is_there) {
+                        waiting.push(Deferred::Gate(user.clone()));
+                    }
+                    return;
+                }
+                // Dropped since: it is loaded again, and the gate opens then.
+                None => return self.with_conversation(&id, Deferred::Gate(user.clone()), now),
+            }
+            let Some(incoming) = self.gates.get_mut(user).and_then(VecDeque::pop_front) else { break };
+            self.on_message_ready(incoming);
+        }
+        if self.gates.get(user).is_some_and(VecDeque::is_empty) {
+            self.gates.remove(user);
+        }
+    }
+
+    /// Refuses a sender's waiting messages to one conversation; the others go on.
+    pub(crate) fn refuse_gated(&mut self, user: &UserId, id: &ConversationId, refusal: &Refusal, now: Now) {
+        let Some(gate) = self.gates.get_mut(user) else { return };
+        let (refused, kept) =
+            std::mem::take(gate).into_iter().partition(|m: &Box<Incoming>| m.conversation == *id);
+        *gate = kept;
+        let refused: VecDeque<Box<Incoming>> = refused;
+        for incoming in refused {
+            self.refuse_incoming(&incoming, refusal.clone());
+        }
+        self.pass_gate(user, now);
     }
 
     /// The conversation is in memory: ask for the verdict, or go on.

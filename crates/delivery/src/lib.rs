@@ -110,8 +110,10 @@ pub enum Action {
     Send(Downlink),
     /// One transaction; the next one comes after its outcome.
     Commit(Box<Batch>),
+    /// Look-ups of one lane are carried out in order.
     Read {
         read: u64,
+        lane: u64,
         query: Query,
     },
     /// Take the route of a device for this connection, by login time.
@@ -176,6 +178,7 @@ pub struct Core {
     users: HashMap<UserId, User, ahash::RandomState>,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
+    gates: HashMap<UserId, VecDeque<Box<batch::Incoming>>, ahash::RandomState>,
     lanes: HashMap<(UserId, ConversationId), ingest::Lane, ahash::RandomState>,
     tickets: HashMap<u64, (UserId, ConversationId), ahash::RandomState>,
     queue: VecDeque<Entry>,
@@ -216,6 +219,7 @@ impl Core {
             users: HashMap::with_hasher(map()),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
+            gates: HashMap::with_hasher(map()),
             lanes: HashMap::with_hasher(map()),
             tickets: HashMap::with_hasher(map()),
             queue: VecDeque::new(),

@@ -3,7 +3,7 @@
 
 use crate::{
     Action, Asker, Core, Now, Origin, Slot,
-    batch::{Entry, Incoming},
+    batch::Entry,
     conversation::{Conversation, Senders, named_by},
     deliver::Repeat,
     forbidden, limits,
@@ -22,7 +22,8 @@ use bowline_protocol::{
 /// What waits for a conversation to be in memory.
 #[derive(Debug)]
 pub(crate) enum Deferred {
-    Message(Box<Incoming>),
+    /// This sender's messages go on as far as they can.
+    Gate(UserId),
     Position {
         asker: Asker,
         user: UserId,
@@ -53,6 +54,15 @@ pub(crate) enum ReadPurpose {
     Known { conversation: ConversationId, user: UserId },
     Repeat(Repeat),
     User { asker: Asker, user: UserId },
+}
+
+impl ReadPurpose {
+    fn asker(&self) -> Option<&Asker> {
+        match self {
+            Self::History { asker, .. } | Self::List { asker, .. } | Self::User { asker, .. } => Some(asker),
+            _ => None,
+        }
+    }
 }
 
 /// Which part of a conversation is asked for; neither bound means the newest.
@@ -89,7 +99,7 @@ impl Core {
 
     pub(crate) fn on_deferred(&mut self, deferred: Deferred, now: Now) {
         match deferred {
-            Deferred::Message(incoming) => self.on_message_ready(incoming),
+            Deferred::Gate(user) => self.pass_gate(&user, now),
             Deferred::Position { asker, user, device, conversation, seq, read } => {
                 self.on_position_ready(asker, user, device, conversation, seq, read, now);
             }
@@ -109,8 +119,13 @@ impl Core {
 
     pub(crate) fn read(&mut self, query: Query, purpose: ReadPurpose) {
         let read = self.number();
+        let lane = match purpose.asker().map(|asker| &asker.origin) {
+            // The answers of one connection keep their order.
+            Some(Origin::Conn { key, .. }) => key.1,
+            _ => read,
+        };
         self.reads.insert(read, purpose);
-        self.actions.push(Action::Read { read, query });
+        self.actions.push(Action::Read { read, lane, query });
     }
 
     /// Carries out a look-up, for the first time or after the store failed.
@@ -174,7 +189,10 @@ impl Core {
             ReadPurpose::Conversation(id) => {
                 let Some(Slot::Loading(waiting)) = self.conversations.remove(&id) else { return };
                 for deferred in waiting {
-                    self.on_deferred_failed(deferred, reason);
+                    match deferred {
+                        Deferred::Gate(user) => self.refuse_gated(&user, &id, &unavailable(reason), now),
+                        deferred => self.on_deferred_failed(deferred, reason),
+                    }
                 }
             }
             ReadPurpose::History { asker, .. }
@@ -198,7 +216,8 @@ impl Core {
 
     fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str) {
         match deferred {
-            Deferred::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
+            // Refused by the caller, who knows which conversation failed.
+            Deferred::Gate(_) => {}
             Deferred::Position { asker, .. } | Deferred::History { asker, .. } => {
                 self.refuse(&asker, unavailable(reason));
             }
@@ -228,19 +247,24 @@ impl Core {
             (None, None) => None,
         };
         let slot = match loaded {
-            Some(conversation) => self.conversations.insert(id, Slot::Ready(Box::new(conversation))),
+            Some(conversation) => self.conversations.insert(id.clone(), Slot::Ready(Box::new(conversation))),
             None => self.conversations.remove(&id),
         };
         let Some(Slot::Loading(waiting)) = slot else { return };
         for deferred in waiting {
-            self.on_found_or_missing(deferred, now);
+            match deferred {
+                Deferred::Gate(user) if !self.conversations.contains_key(&id) => {
+                    self.refuse_gated(&user, &id, &forbidden(&id), now);
+                }
+                deferred => self.on_found_or_missing(deferred, now),
+            }
         }
     }
 
     /// Goes on after a look-up, whether there is such a conversation or not.
     fn on_found_or_missing(&mut self, deferred: Deferred, now: Now) {
         let (id, asker) = match &deferred {
-            Deferred::Message(incoming) => (&incoming.conversation, &incoming.asker),
+            Deferred::Gate(user) => return self.pass_gate(&user.clone(), now),
             Deferred::Position { conversation, asker, .. }
             | Deferred::History { conversation, asker, .. } => (conversation, asker),
             Deferred::Entry(entry) => match &**entry {
@@ -258,13 +282,12 @@ impl Core {
             Some(Slot::Loading(waiting)) => waiting.push(deferred),
             None => {
                 let refusal = match asker.origin {
-                    Origin::Api { .. } if !matches!(deferred, Deferred::Message(_)) => {
+                    Origin::Api { .. } => {
                         Refusal::new(ErrorCode::NotFound, format!("there is no conversation {id}"))
                     }
                     _ => forbidden(id),
                 };
                 match deferred {
-                    Deferred::Message(incoming) => self.refuse_incoming(&incoming, refusal),
                     Deferred::Entry(entry) => match *entry {
                         Entry::Create(create) => self.on_create_ready(create),
                         Entry::Message(incoming) => self.refuse_incoming(&incoming, refusal),
@@ -276,7 +299,7 @@ impl Core {
                     Deferred::Position { asker, .. } | Deferred::History { asker, .. } => {
                         self.refuse(&asker, refusal)
                     }
-                    Deferred::Nothing => {}
+                    Deferred::Nothing | Deferred::Gate(_) => {}
                 }
             }
         }

@@ -33,8 +33,14 @@ impl Fault {
 /// Takes the bytes of one connection apart. Eight bytes while nothing is partial.
 #[derive(Debug, Default)]
 pub struct Decoder {
+    partial: Option<Box<Partial>>,
+}
+
+#[derive(Debug, Default)]
+struct Partial {
     /// Length and payload, as far as they have come.
-    partial: Option<Box<Vec<u8>>>,
+    bytes: Vec<u8>,
+    /// The frame was handed out and is to be forgotten.
     done: bool,
 }
 
@@ -47,8 +53,8 @@ impl Decoder {
         at: &mut usize,
         max: usize,
     ) -> Result<Option<Message<'b>>, Fault> {
-        if self.done {
-            (self.partial, self.done) = (None, false);
+        if self.partial.as_ref().is_some_and(|partial| partial.done) {
+            self.partial = None;
         }
         let rest = &buf[*at..];
         if self.partial.is_none() {
@@ -63,25 +69,25 @@ impl Decoder {
             }
         }
         let partial = self.partial.get_or_insert_default();
-        let missing = 4usize.saturating_sub(partial.len()).min(rest.len());
-        partial.extend_from_slice(&rest[..missing]);
+        let missing = 4usize.saturating_sub(partial.bytes.len()).min(rest.len());
+        partial.bytes.extend_from_slice(&rest[..missing]);
         *at += missing;
-        let Some(length) = partial.first_chunk::<4>() else { return Ok(None) };
+        let Some(length) = partial.bytes.first_chunk::<4>() else { return Ok(None) };
         let length = checked_length(*length, max)?;
         let rest = &buf[*at..];
-        let missing = (4 + length - partial.len()).min(rest.len());
-        partial.extend_from_slice(&rest[..missing]);
+        let missing = (4 + length - partial.bytes.len()).min(rest.len());
+        partial.bytes.extend_from_slice(&rest[..missing]);
         *at += missing;
-        if partial.len() < 4 + length {
+        if partial.bytes.len() < 4 + length {
             return Ok(None);
         }
-        self.done = true;
-        message(&partial[4..]).map(Some)
+        partial.done = true;
+        message(&partial.bytes[4..]).map(Some)
     }
 
     /// Nothing is partial: the connection is between two frames.
     pub fn is_idle(&self) -> bool {
-        self.partial.is_none() || self.done
+        self.partial.as_ref().is_none_or(|partial| partial.done)
     }
 }
 

@@ -194,13 +194,12 @@ impl Decoder {
         if self.partial.is_none() {
             match Header::parse(&buf[*at..])? {
                 Some((header, length)) if !matches!(header.opcode, Opcode::Continuation) => {
-                    if let Some(end) = whole(&header, *at + length, buf.len(), max)? {
-                        if header.fin {
-                            let payload = &mut buf[*at + length..end];
-                            *at = end;
-                            unmask(payload, header.mask, 0);
-                            return single(header.opcode, payload).map(Some);
-                        }
+                    let end = whole(&header, *at + length, buf.len(), max)?;
+                    if let (Some(end), true) = (end, header.fin) {
+                        let payload = &mut buf[*at + length..end];
+                        *at = end;
+                        unmask(payload, header.mask, 0);
+                        return single(header.opcode, payload).map(Some);
                     }
                 }
                 _ if *at == buf.len() => return Ok(None),

@@ -177,7 +177,7 @@ impl Driver {
             match action {
                 Action::Send(downlink) => down.push(downlink),
                 Action::Commit(batch) => self.stores.commit(batch),
-                Action::Read { read, query } => reads.push((read, query)),
+                Action::Read { read, lane, query } => reads.push((lane, (read, query))),
                 Action::Claim { conn, open } => {
                     let (shared, to) = (self.shared.clone(), conn.clone());
                     let asked = open.clone();

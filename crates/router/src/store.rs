@@ -16,7 +16,8 @@ use std::{
 /// The way to the writer and the readers. Dropping it ends their threads, after what was given to them.
 pub(crate) struct Stores {
     writes: Arc<Queue<Box<Batch>>>,
-    reads: Arc<Queue<(u64, Query)>>,
+    /// One for each reader: what has to keep its order goes to the same.
+    reads: Vec<Arc<Queue<(u64, Query)>>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
@@ -27,7 +28,7 @@ impl Stores {
         shared: &Arc<Shared>,
     ) -> io::Result<Self> {
         let writes: Arc<Queue<Box<Batch>>> = Arc::default();
-        let reads: Arc<Queue<(u64, Query)>> = Arc::default();
+        let mut reads = Vec::new();
         let mut threads = Vec::new();
         let (queue, to, mut writer) = (writes.clone(), shared.clone(), writer);
         threads.push(thread::Builder::new().name("store-writer".into()).spawn(move || {
@@ -36,7 +37,9 @@ impl Stores {
             }
         })?);
         for mut reader in readers {
-            let (queue, to) = (reads.clone(), shared.clone());
+            let queue: Arc<Queue<(u64, Query)>> = Arc::default();
+            reads.push(queue.clone());
+            let to = shared.clone();
             threads.push(thread::Builder::new().name("store-reader".into()).spawn(move || {
                 while let Some((read, query)) = queue.pop() {
                     to.events.push_control(Event::Found { read, found: reader.read(&query) });
@@ -50,15 +53,18 @@ impl Stores {
         self.writes.extend([batch]);
     }
 
-    pub fn read(&self, reads: Vec<(u64, Query)>) {
-        self.reads.extend(reads);
+    /// Look-ups, each with its lane.
+    pub fn read(&self, reads: Vec<(u64, (u64, Query))>) {
+        for (lane, read) in reads {
+            self.reads[(lane % self.reads.len() as u64) as usize].extend([read]);
+        }
     }
 }
 
 impl Drop for Stores {
     fn drop(&mut self) {
         self.writes.close();
-        self.reads.close();
+        self.reads.iter().for_each(|queue| queue.close());
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

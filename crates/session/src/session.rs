@@ -64,7 +64,9 @@ pub enum Turn {
     Take,
     /// It was here before.
     Had,
-    /// It came before its turn, or for another connection than this.
+    /// It came before its turn.
+    Early,
+    /// It is for another connection than this, or for none.
     NotHere,
 }
 
@@ -367,11 +369,15 @@ impl Session {
             Some(bound) if bound.login == login && self.router_knows => {}
             _ => return Turn::NotHere,
         }
+        // Number 0 stands outside the order.
+        if no == 0 {
+            return Turn::Take;
+        }
         if no == self.next_no {
             self.next_no += 1;
             return Turn::Take;
         }
-        if no < self.next_no { Turn::Had } else { Turn::NotHere }
+        if no < self.next_no { Turn::Had } else { Turn::Early }
     }
 
     /// The router has accepted the connection.

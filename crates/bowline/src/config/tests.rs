@@ -114,7 +114,7 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["gateway.listen=0.0.0.0:8080"], &["loopback only", "auth.secret"]),
         ("", &[], &["gateway.tcp_listen=[::]:1"], &["gateway.tcp_listen", "loopback only"]),
         ("auth.secret = \"x\"", &[], &["api.listen=0.0.0.0:1"], &["api.listen", "set api.key"]),
-        ("", &[], &["gateway.close_after_ms=50000"], &["gateway.close_after_ms", "ping_after_ms"]),
+        ("", &[], &["gateway.close_after_ms=0"], &["gateway.close_after_ms"]),
         ("", &[], &["gateway.echo_path=/ws"], &["gateway.echo_path", "ws_path"]),
         ("", &[], &["gateway.drain_timeout_ms=80000"], &["10000", "80000", "90000", "must stay below"]),
     ];

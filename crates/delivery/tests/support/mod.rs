@@ -249,6 +249,9 @@ pub struct World {
     /// What the store answers to the next transactions instead of carrying them out.
     pub failures: usize,
     pub commits: usize,
+    /// Look-ups are answered in the opposite order, later than everything else.
+    pub backwards: bool,
+    reads: Vec<(u64, Query)>,
     next_request: u64,
 }
 
@@ -286,6 +289,8 @@ impl World {
             routes: Vec::new(),
             failures: 0,
             commits: 0,
+            backwards: false,
+            reads: Vec::new(),
             next_request: 1,
         }
     }
@@ -370,7 +375,13 @@ impl World {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
-                return;
+                match self.reads.pop() {
+                    None => return,
+                    Some((read, query)) => {
+                        let found = self.store.read(&query);
+                        self.event(Event::Found { read, found });
+                    }
+                }
             }
             for action in actions {
                 self.carry_out(action);
@@ -416,7 +427,8 @@ impl World {
                 self.event(Event::Outcome(outcome));
                 self.check_ledger();
             }
-            Action::Read { read, query } => {
+            Action::Read { read, query, .. } if self.backwards => self.reads.push((read, query)),
+            Action::Read { read, query, .. } => {
                 let found = self.store.read(&query);
                 self.event(Event::Found { read, found });
             }

@@ -95,8 +95,10 @@ impl Shard {
     /// Asks the verifier; `connect` passes the gate first, as a handshake did before.
     fn verify(&mut self, index: u32, token: &str, device: Option<&DeviceId>, refresh: bool) {
         let Some(conn) = self.conns.at(index) else { return };
+        // A handshake has passed it a moment ago.
+        let passed = matches!(conn.stage, Stage::Head(_));
         if !refresh
-            && !conn.seated
+            && !passed
             && let Err(turned) = self.enter(index)
         {
             let actions = &mut self.actions;

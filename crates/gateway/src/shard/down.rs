@@ -45,12 +45,16 @@ impl Shard {
         } else {
             Turn::NotHere
         };
-        if turn == Turn::NotHere {
+        if matches!(turn, Turn::NotHere | Turn::Early) {
             self.count(Count::NotHere, 1);
             let node = self.shared.node.clone();
             self.up.push(Uplink {
                 from: ConnRef { node, connection: target.connection, login: target.login },
-                event: Up::NotHere { no: target.no, event: Box::new(event.clone()) },
+                event: Up::NotHere {
+                    no: target.no,
+                    event: Box::new(event.clone()),
+                    gone: turn == Turn::NotHere,
+                },
             });
         }
         turn == Turn::Take

@@ -151,7 +151,7 @@ impl Shard {
         Plan::Session { upgrade, token: opening.token, hello, head_bytes }
     }
 
-    /// Asks the gate for a seat.
+    /// Asks the gate: whether new sessions are taken at all, and for a seat unless the connection has one.
     pub(super) fn enter(&mut self, index: u32) -> Result<(), Turned> {
         if self.shared.drain.get().is_some() {
             return Err(Turned::Draining { retry_after_ms: self.random_delay_ms().max(1) });
@@ -159,7 +159,7 @@ impl Shard {
         if self.is_overloaded() {
             return Err(Turned::Overloaded);
         }
-        let Some(conn) = self.conns.at(index) else { return Ok(()) };
+        let Some(conn) = self.conns.at(index).filter(|conn| !conn.seated) else { return Ok(()) };
         let gate = &self.shared.gate;
         let address =
             if gate.counts_addresses() { conn.socket.peer_addr().ok().map(|a| a.ip()) } else { None };

@@ -75,6 +75,8 @@ pub struct Shard {
     /// What goes up, and whether the router's queue had no room for all of it.
     up: Vec<Uplink>,
     blocked: bool,
+    // Boxed as the connections have them.
+    #[allow(clippy::vec_box)]
     spare_outboxes: Vec<Box<Outbox>>,
     mail: Vec<Mail>,
     sweeps: Vec<Sweep>,
@@ -170,7 +172,7 @@ impl Shard {
     /// How long nothing can happen by itself.
     fn timeout(&self) -> Duration {
         let work = !self.to_read.is_empty() || !self.sweeps.is_empty() || self.doors_ready();
-        if work && !self.blocked {
+        if work {
             return Duration::ZERO;
         }
         let mut until_ms = self.wheel.next_ms().unwrap_or(u64::MAX);
@@ -179,9 +181,6 @@ impl Shard {
         }
         if !self.up.is_empty() {
             until_ms = until_ms.min(self.now.mono_ms + RETRY_MS);
-        }
-        if work {
-            return Duration::ZERO;
         }
         let now_ms = self.shared.clock.now().mono_ms;
         // The clock is in whole milliseconds: one more, so that the time has come when we wake.

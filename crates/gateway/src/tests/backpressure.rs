@@ -136,7 +136,7 @@ fn events_ahead_of_their_turn_or_for_nobody_are_not_here() {
     rig.router.tell_numbered(&conn, 3, text(3));
     let event = rig.router.wait("not here", |got| {
         got.iter().find_map(|up| match &up.event {
-            Up::NotHere { no: 3, event } if up.from == conn => Some(event.clone()),
+            Up::NotHere { no: 3, event, gone: false } if up.from == conn => Some(event.clone()),
             _ => None,
         })
     });
@@ -153,7 +153,7 @@ fn events_ahead_of_their_turn_or_for_nobody_are_not_here() {
         rig.router.tell_numbered(&other, 1, text(1));
         rig.router.wait("not here", |got| {
             got.iter()
-                .any(|up| matches!(up.event, Up::NotHere { no: 1, .. }) && up.from == other)
+                .any(|up| matches!(up.event, Up::NotHere { no: 1, gone: true, .. }) && up.from == other)
                 .then_some(())
         });
     }
@@ -161,7 +161,9 @@ fn events_ahead_of_their_turn_or_for_nobody_are_not_here() {
     rig.router.closed(&conn);
     rig.router.tell_numbered(&conn, 4, text(4));
     rig.router.wait("not here", |got| {
-        got.iter().any(|up| matches!(up.event, Up::NotHere { no: 4, .. }) && up.from == conn).then_some(())
+        got.iter()
+            .any(|up| matches!(up.event, Up::NotHere { no: 4, gone: true, .. }) && up.from == conn)
+            .then_some(())
     });
     assert_eq!(rig.handle.metrics().not_here_total, 5);
 }

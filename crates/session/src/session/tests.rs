@@ -387,7 +387,8 @@ fn events_of_the_router_are_taken_in_order() {
     let mut rig = Rig::open(rules());
     let rows = [
         (77, 1, Turn::Had),
-        (77, 3, Turn::NotHere),
+        (77, 3, Turn::Early),
+        (77, 0, Turn::Take),
         (78, 2, Turn::NotHere),
         (77, 2, Turn::Take),
         (77, 2, Turn::Had),
