@@ -2,9 +2,10 @@
 
 use crate::{
     Fault,
-    token::{HeaderText, Parts},
+    token::{Header, Parts},
 };
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, crypto};
+use serde::Deserialize;
 
 #[derive(Clone)]
 pub(crate) struct Key {
@@ -13,7 +14,7 @@ pub(crate) struct Key {
     pub(crate) key: DecodingKey,
 }
 
-/// Why a configured key cannot be used.
+/// Why a configured key, or what tells keys, cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("auth.public_key is a private key; give the server the public key only")]
@@ -23,6 +24,14 @@ pub enum KeyError {
          Ed25519 (EdDSA)"
     )]
     Unknown,
+    #[error("{key} is {text:?}, which is no http or https address")]
+    Url { key: &'static str, text: String },
+    #[error(
+        "asking over HTTPS cannot be set up ({error}); install the system's root certificates (ca-certificates)"
+    )]
+    Client { error: String },
+    #[error("the thread that fetches keys and asks the hook cannot be started: {error}")]
+    Thread { error: String },
 }
 
 impl Key {
@@ -61,39 +70,95 @@ pub(crate) fn name(algorithm: Algorithm) -> &'static str {
     }
 }
 
+/// How a token's signature was judged.
+pub(crate) enum Signature {
+    Good,
+    Bad(Fault),
+    /// None of the keys is the one that the token names; newer ones may be.
+    UnknownKey(Fault),
+}
+
 /// Checks a token's signature with the keys of its algorithm, and of its `kid` where keys have names.
-pub(crate) fn verify(keys: &[Key], header: &HeaderText, parts: &Parts<'_>) -> Result<(), Fault> {
-    let header = header.read()?;
-    let mut tried = false;
-    for key in keys.iter().filter(|key| name(key.algorithm) == header.alg) {
-        if let (Some(id), Some(asked)) = (&key.id, &header.kid)
-            && **id != **asked
-        {
-            continue;
+pub(crate) fn verify(keys: &[&[Key]], header: &Header<'_>, parts: &Parts<'_>) -> Signature {
+    let (mut is_tried, mut is_named) = (false, false);
+    let all = || keys.iter().copied().flatten();
+    for key in all().filter(|key| name(key.algorithm) == header.alg) {
+        match (&key.id, &header.kid) {
+            (Some(id), Some(asked)) if **id != **asked => continue,
+            (Some(_), Some(_)) => is_named = true,
+            _ => {}
         }
-        tried = true;
+        is_tried = true;
         // An error is a signature that cannot be decoded.
         if crypto::verify(parts.signature, parts.signed.as_bytes(), &key.key, key.algorithm).unwrap_or(false)
         {
-            return Ok(());
+            return Signature::Good;
         }
     }
-    if tried {
-        return Err(Fault::Invalid("the token's signature is not that of a configured key".into()));
-    }
-    Err(Fault::Invalid(match &header.kid {
-        Some(kid) if keys.iter().any(|key| name(key.algorithm) == header.alg) => {
-            format!("the token's key {kid:?} is not known")
+    let bad = || Fault::Invalid("the token's signature is not that of a configured key".into());
+    match &header.kid {
+        _ if is_named => Signature::Bad(bad()),
+        _ if is_tried => Signature::UnknownKey(bad()),
+        Some(kid) if all().any(|key| name(key.algorithm) == header.alg) => {
+            Signature::UnknownKey(Fault::Invalid(format!("the token's key {kid:?} is not known")))
         }
         _ => {
-            let mut names: Vec<_> = keys.iter().map(|key| name(key.algorithm)).collect();
+            let mut names: Vec<_> = all().map(|key| name(key.algorithm)).collect();
             names.sort_unstable();
             names.dedup();
-            format!(
-                "the token's algorithm {:?} is not that of a configured key ({})",
-                header.alg,
+            let alg = &header.alg;
+            Signature::UnknownKey(Fault::Invalid(format!(
+                "the token's algorithm {alg:?} is not that of a configured key ({})",
                 names.join(", ")
-            )
+            )))
         }
-    }))
+    }
+}
+
+/// Whether an issuer's key set can hold keys for this algorithm. Secrets have no place in one.
+pub(crate) fn is_asymmetric(algorithm: &str) -> bool {
+    [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA].into_iter().any(|known| name(known) == algorithm)
+}
+
+/// The most keys of a set that are used.
+const SET_KEYS_MAX: usize = 256;
+
+#[derive(Deserialize)]
+struct Set {
+    keys: Vec<serde_json::Value>,
+}
+
+/// A key of a set (RFC 7517), as far as it is needed.
+#[derive(Deserialize)]
+struct SetKey {
+    kty: String,
+    kid: Option<Box<str>>,
+    #[serde(rename = "use")]
+    purpose: Option<String>,
+    alg: Option<String>,
+    crv: Option<String>,
+    n: Option<String>,
+    e: Option<String>,
+    x: Option<String>,
+    y: Option<String>,
+}
+
+/// The keys of a set that can be used; others are passed over, as the RFC asks.
+pub(crate) fn of_set(json: &[u8]) -> Result<Vec<Key>, String> {
+    let set: Set = serde_json::from_slice(json).map_err(|error| format!("it is no key set: {error}"))?;
+    let keys =
+        set.keys.into_iter().filter_map(|value| serde_json::from_value(value).ok().and_then(of_set_key));
+    Ok(keys.take(SET_KEYS_MAX).collect())
+}
+
+fn of_set_key(key: SetKey) -> Option<Key> {
+    let (algorithm, decoding) = match (key.kty.as_str(), key.crv.as_deref()) {
+        ("RSA", _) => (Algorithm::RS256, DecodingKey::from_rsa_components(&key.n?, &key.e?)),
+        ("EC", Some("P-256")) => (Algorithm::ES256, DecodingKey::from_ec_components(&key.x?, &key.y?)),
+        ("OKP", Some("Ed25519")) => (Algorithm::EdDSA, DecodingKey::from_ed_components(&key.x?)),
+        _ => return None,
+    };
+    let is_for_signatures = key.purpose.is_none_or(|purpose| purpose == "sig");
+    let is_for_algorithm = key.alg.is_none_or(|alg| alg == name(algorithm));
+    (is_for_signatures && is_for_algorithm).then_some(Key { algorithm, id: key.kid, key: decoding.ok()? })
 }

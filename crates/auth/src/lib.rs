@@ -6,16 +6,19 @@
 
 mod keys;
 mod mint;
+mod remote;
 mod revocation;
 mod token;
 
 pub use keys::KeyError;
 pub use mint::{Claims, mint};
+pub use remote::RemoteLimits;
 pub use revocation::{Revocation, Revocations, Session, Sessions, Target};
 pub use token::LEEWAY_MS;
 
 use bowline_protocol::{DeviceId, Millis, UserId, ids::DeviceClass};
-use keys::Key;
+use keys::{Key, Signature};
+use remote::{Aim, Answer, Job, KeySet, Remote};
 use std::{net::IpAddr, sync::Arc};
 
 /// Who a token speaks for.
@@ -69,6 +72,12 @@ pub struct Config {
     pub secret: Option<Vec<u8>>,
     /// The content of a PEM file: RSA (RS256), P-256 (ES256) or Ed25519 (EdDSA).
     pub public_key: Option<Vec<u8>>,
+    /// Where the key set (JWKS) of the tokens' issuer is.
+    pub jwks_url: Option<String>,
+    /// The application's own judge. It is asked about all tokens where no key is configured, and otherwise about those
+    /// that are no JSON Web Tokens.
+    pub hook_url: Option<String>,
+    pub remote: RemoteLimits,
     /// `aud` has to hold this one.
     pub audience: Option<String>,
     /// `iss` has to be this one.
@@ -90,25 +99,44 @@ pub enum SessionMode {
 
 /// Judges tokens.
 pub struct Verifier {
+    core: Arc<Core>,
+    remote: Option<Remote>,
+}
+
+/// What is known without asking anybody.
+struct Core {
     keys: Vec<Key>,
+    /// Keys of the issuer are looked for in a set that is fetched.
+    has_remote_keys: bool,
+    remote_keys: KeySet,
     expected: token::Expected,
     mode: SessionMode,
     revocations: Arc<Revocations>,
     sessions: Arc<Sessions>,
 }
 
+enum Verdict {
+    Given(Result<Identity, Fault>),
+    /// The issuer may have a key that is not known here yet; if it has not, this is the verdict.
+    UnknownKey(Fault),
+}
+
 impl Verifier {
     /// One secret, HS256; nothing is revoked.
     pub fn with_secret(secret: &[u8]) -> Self {
-        Self {
+        let core = Core {
             keys: vec![Key::secret(secret)],
+            has_remote_keys: false,
+            remote_keys: KeySet::default(),
             expected: token::Expected::default(),
             mode: SessionMode::Revocation,
             revocations: Arc::default(),
             sessions: Arc::default(),
-        }
+        };
+        Self { core: Arc::new(core), remote: None }
     }
 
+    /// Starts a thread where a key set or a hook is configured; what cannot be reached then is asked again.
     pub fn new(
         config: Config,
         revocations: Arc<Revocations>,
@@ -121,8 +149,21 @@ impl Verifier {
         if let Some(pem) = &config.public_key {
             keys.push(Key::public(pem)?);
         }
-        let expected = token::Expected { audience: config.audience, issuer: config.issuer };
-        Ok(Self { keys, expected, mode: config.sessions, revocations, sessions })
+        let core = Arc::new(Core {
+            keys,
+            has_remote_keys: config.jwks_url.is_some(),
+            remote_keys: KeySet::default(),
+            expected: token::Expected { audience: config.audience, issuer: config.issuer },
+            mode: config.sessions,
+            revocations,
+            sessions,
+        });
+        let (keys_url, hook_url) = (config.jwks_url.as_deref(), config.hook_url.as_deref());
+        let remote = match (keys_url, hook_url) {
+            (None, None) => None,
+            _ => Some(Remote::start(Arc::clone(&core), keys_url, hook_url, config.remote)?),
+        };
+        Ok(Self { core, remote })
     }
 
     /// Judges now, or, when that takes a look elsewhere, returns `None` and calls what `later` makes.
@@ -132,16 +173,92 @@ impl Verifier {
         now: Millis,
         later: impl FnOnce() -> Reply,
     ) -> Option<Result<Identity, Fault>> {
-        let _ = later;
-        Some(self.judge(question.token, now))
+        let Some(remote) = &self.remote else {
+            return Some(self.core.judge_with_what_is_known(question.token, now));
+        };
+        let is_opaque = !self.core.has_keys() || token::Parts::of(question.token).is_err();
+        let aim = if remote.has_hook() && is_opaque {
+            Aim::Hook
+        } else {
+            match self.core.judge(question.token, now) {
+                Verdict::Given(verdict) => return Some(verdict),
+                Verdict::UnknownKey(_) => Aim::Keys,
+            }
+        };
+        let job = Job {
+            token: question.token.to_owned(),
+            device_id: question.device_id.map(str::to_owned),
+            remote: question.remote,
+            now,
+            aim,
+            answer: Answer::new(later()),
+        };
+        match remote.ask(job) {
+            Ok(()) => None,
+            Err(job) => {
+                job.answer.withdraw();
+                Some(Err(remote::busy()))
+            }
+        }
     }
 
-    fn judge(&self, token: &str, now: Millis) -> Result<Identity, Fault> {
+    /// Why tokens may be refused that the issuer's newest keys would let pass: the last fetch failed.
+    pub fn keys_fault(&self) -> Option<String> {
+        self.core.remote_keys.fetched().fault
+    }
+}
+
+impl Core {
+    fn has_keys(&self) -> bool {
+        self.has_remote_keys || !self.keys.is_empty()
+    }
+
+    fn judge(&self, token: &str, now: Millis) -> Verdict {
+        match self.try_judge(token, now) {
+            Ok(verdict) => verdict,
+            Err(fault) => Verdict::Given(Err(fault)),
+        }
+    }
+
+    fn judge_with_what_is_known(&self, token: &str, now: Millis) -> Result<Identity, Fault> {
+        match self.judge(token, now) {
+            Verdict::Given(verdict) => verdict,
+            Verdict::UnknownKey(fault) => Err(fault),
+        }
+    }
+
+    fn try_judge(&self, token: &str, now: Millis) -> Result<Verdict, Fault> {
         let parts = token::Parts::of(token)?;
         let header = parts.header()?;
-        keys::verify(&self.keys, &header, &parts)?;
+        let header = header.read()?;
+        let signature = if self.has_remote_keys {
+            let fetched = self.remote_keys.fetched();
+            keys::verify(&[&self.keys, &fetched.keys], &header, &parts)
+        } else {
+            keys::verify(&[&self.keys], &header, &parts)
+        };
+        match signature {
+            Signature::Good => {}
+            Signature::UnknownKey(fault) if self.has_remote_keys && keys::is_asymmetric(&header.alg) => {
+                return Ok(Verdict::UnknownKey(fault));
+            }
+            Signature::Bad(fault) | Signature::UnknownKey(fault) => return Err(fault),
+        }
         let identity = token::identity(&parts, &self.expected, now)?;
+        Ok(Verdict::Given(self.check(identity, now)))
+    }
+
+    /// The second layer: sessions and revocations.
+    fn check(&self, identity: Identity, now: Millis) -> Result<Identity, Fault> {
         revocation::check(self.mode, &self.revocations, &self.sessions, &identity, now)?;
+        Ok(identity)
+    }
+
+    /// The same for what the application's hook says. It names no sessions: whether one is open is for the application
+    /// to judge.
+    fn check_hooked(&self, identity: Identity, now: Millis) -> Result<Identity, Fault> {
+        let mode = if self.mode == SessionMode::Off { SessionMode::Off } else { SessionMode::Revocation };
+        revocation::check(mode, &self.revocations, &self.sessions, &identity, now)?;
         Ok(identity)
     }
 }

@@ -9,7 +9,7 @@ const NOW_S: u64 = NOW / 1000;
 
 macro_rules! key {
     ($name:literal) => {
-        include_bytes!(concat!("tests/keys/", $name, ".pem"))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/keys/", $name, ".pem"))
     };
 }
 
@@ -357,3 +357,5 @@ fn where_sessions_are_required_a_token_needs_a_registered_one() {
     revocations.revoke(Revocation { target: Target::Session("mine".into()), expires_at: NOW + 60_000 }, NOW);
     assert_eq!(judge(&verifier, &token(Some("mine"))), Err(Fault::Revoked));
 }
+
+mod remote;

@@ -317,6 +317,7 @@ impl Keys {
             audience: config.auth.audience.clone(),
             issuer: config.auth.issuer.clone(),
             sessions: config.auth.sessions,
+            ..bowline_auth::Config::default()
         };
         let api = match &config.api.key {
             Some(key) => key.clone(),
