@@ -125,7 +125,9 @@ impl Chat {
             Some("/leave") => {
                 self.ask(json!({"type": "group.leave", "conversation_id": self.open})).await?;
             }
-            Some(command) if command.starts_with('/') => say(&format!("there is no command {command}; /help names them"))?,
+            Some(command) if command.starts_with('/') => {
+                say(&format!("there is no command {command}; /help names them"))?
+            }
             Some(_) => match &self.open {
                 None => say("nobody to send to; /to USER opens a conversation")?,
                 Some(id) => {
@@ -162,7 +164,9 @@ impl Chat {
     }
 
     async fn list(&mut self) -> anyhow::Result<()> {
-        let Some(page) = self.ask(json!({"type": "conversation.list", "limit": 50})).await? else { return Ok(()) };
+        let Some(page) = self.ask(json!({"type": "conversation.list", "limit": 50})).await? else {
+            return Ok(());
+        };
         for row in page["conversations"].as_array().into_iter().flatten() {
             let id = row["conversation_id"].as_str().unwrap_or("?");
             let name = row["name"].as_str().map(|n| format!(" {n:?}")).unwrap_or_default();
@@ -187,20 +191,28 @@ impl Chat {
                 say(&format!("-- connected as {user_id} (device {device_id}, node {node_id})"))
             }
             Event::Message(message) => self.show_message(message).await,
-            Event::Acked { conversation_id, seq, .. } => say(&format!("#{seq} stored{}", self.elsewhere(&conversation_id))),
+            Event::Acked { conversation_id, seq, .. } => {
+                say(&format!("#{seq} stored{}", self.elsewhere(&conversation_id)))
+            }
             Event::Failed { code, message, .. } => say(&format!("! not sent: {code}: {message}")),
             Event::Receipt { conversation_id, seq, user_id, count, is_read } => {
                 let who = user_id.unwrap_or_else(|| format!("{} members", count.unwrap_or_default()));
                 let what = if is_read { "read" } else { "received" };
                 say(&format!("-- {who} {what} up to #{seq}{}", self.elsewhere(&conversation_id)))
             }
-            Event::Waiting { conversation_id, unread, .. } => say(&format!("-- {unread} unread in {conversation_id}")),
+            Event::Waiting { conversation_id, unread, .. } => {
+                say(&format!("-- {unread} unread in {conversation_id}"))
+            }
             Event::Disconnected { code, reason, retry_in_ms } => {
                 let code = code.map(|c| format!("{c} ")).unwrap_or_default();
-                say(&format!("-- disconnected: {code}{reason}; next try in {:.1} s", retry_in_ms as f64 / 1000.0))
+                say(&format!(
+                    "-- disconnected: {code}{reason}; next try in {:.1} s",
+                    retry_in_ms as f64 / 1000.0
+                ))
             }
             Event::Frame(frame) if frame["type"] == "conversation.changed" => {
-                let users = frame["users"].as_array().map(|u| u.iter().map(text).collect::<Vec<_>>().join(", "));
+                let users =
+                    frame["users"].as_array().map(|u| u.iter().map(text).collect::<Vec<_>>().join(", "));
                 let users = users.unwrap_or_default();
                 say(&format!("-- {}: {} {users}", text(&frame["conversation_id"]), text(&frame["change"])))
             }
@@ -218,7 +230,12 @@ impl Chat {
             }
             bowline_client::Body::Binary(bytes) => format!("({} bytes)", bytes.len()),
         };
-        say(&format!("#{} {}: {body}{}", message.seq, message.from, self.elsewhere(&message.conversation_id)))?;
+        say(&format!(
+            "#{} {}: {body}{}",
+            message.seq,
+            message.from,
+            self.elsewhere(&message.conversation_id)
+        ))?;
         if self.open.as_ref() == Some(&message.conversation_id) {
             self.mark_read(&message.conversation_id, message.seq).await?;
         }

@@ -1,14 +1,23 @@
 //! The command line: names and exit codes. 0 done, 1 failed, 2 usage or configuration.
 
 use crate::{
-    admin,
+    admin, bench, chat,
     config::{self, Config, Note, Settings, Sources, text},
     data::DataDir,
     serve, token,
 };
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use std::{io::Write, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io::{IsTerminal, Write},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+/// How long the tokens of `chat` and `bench` are good.
+const TOKEN_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// A failure with its exit code.
 #[derive(Debug)]
@@ -43,6 +52,10 @@ enum Command {
     Status(StatusArgs),
     /// Lets a running server take no new clients and move those it has
     Drain(DrainArgs),
+    /// Chats in the terminal
+    Chat(ChatArgs),
+    /// Measures a running server
+    Bench(BenchArgs),
     /// Shows or checks the configuration
     Config {
         #[command(subcommand)]
@@ -105,6 +118,63 @@ struct TokenArgs {
     ttl: Duration,
     #[command(flatten)]
     config: ConfigArgs,
+}
+
+#[derive(Args)]
+struct ChatArgs {
+    /// Who you are
+    #[arg(long, value_name = "ID")]
+    user: String,
+    /// Whom to talk to
+    #[arg(long, value_name = "USER", conflicts_with = "conversation")]
+    to: Option<String>,
+    /// The conversation to talk in, such as g:team
+    #[arg(long, value_name = "ID")]
+    conversation: Option<String>,
+    /// Your device [default: the server chooses one]
+    #[arg(long, value_name = "ID")]
+    device: Option<String>,
+    #[command(flatten)]
+    public: PublicArgs,
+}
+
+/// Which server clients connect to.
+#[derive(Args)]
+struct PublicArgs {
+    /// ws://host:port/ws or tcp://host:port [default: the WebSocket listener of the configuration]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// Token of the user [default: signed with the secret of the configuration or of the data directory]
+    #[arg(long, value_name = "T")]
+    token: Option<String>,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Args)]
+struct BenchArgs {
+    #[arg(value_enum)]
+    scenario: bench::Scenario,
+    #[command(flatten)]
+    public: PublicArgs,
+    /// Connections, each with a user of its own
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    connections: usize,
+    /// How long to measure: 90s, 15m
+    #[arg(long, value_name = "D", default_value = "10s", value_parser = parse_duration)]
+    duration: Duration,
+    /// Messages a second in all [default: each connection sends its next one when the last is acknowledged]
+    #[arg(long, value_name = "N")]
+    rate: Option<u64>,
+    /// Bytes of a message's body
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    body_bytes: usize,
+    /// The server's process, for its CPU and memory [default: who listens at the URL's port on this machine]
+    #[arg(long, value_name = "PID")]
+    server_pid: Option<u32>,
+    /// The result as JSON, and no progress
+    #[arg(long)]
+    json: bool,
 }
 
 /// Which server is asked.
@@ -203,8 +273,34 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             let status = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
             print(&if args.api.json { admin::json(&status) } else { admin::drain_begun(&status) })
         }
+        Command::Chat(args) => {
+            let tokens = args.public.tokens()?;
+            let token = tokens(&args.user).map_err(Failure::Failed)?;
+            let mut client = bowline_client::Config::with_token(&args.public.url()?, &token);
+            client.settings.device_id = args.device;
+            client.settings.device_class = Some("desktop".into());
+            let ChatArgs { user, to, conversation, .. } = args;
+            chat::run(chat::Options { user, to, conversation, client }).map_err(Failure::Failed)
+        }
+        Command::Bench(args) => run_bench(args),
         Command::Config { command } => run_config(command),
     }
+}
+
+fn run_bench(args: BenchArgs) -> Result<(), Failure> {
+    let report = bench::run(bench::Options {
+        scenario: args.scenario,
+        url: args.public.url()?,
+        connections: args.connections,
+        duration: args.duration,
+        rate: args.rate,
+        body_bytes: args.body_bytes,
+        server_pid: args.server_pid,
+        tokens: args.public.tokens()?,
+        quiet: args.json || !std::io::stderr().is_terminal(),
+    })
+    .map_err(Failure::Failed)?;
+    print(&if args.json { format!("{:#}\n", report.json()) } else { report.table() })
 }
 
 fn run_config(command: ConfigCommand) -> Result<(), Failure> {
@@ -262,6 +358,28 @@ impl ConfigArgs {
             sets: self.set.clone(),
         }
         .read()
+    }
+}
+
+impl PublicArgs {
+    fn url(&self) -> Result<String, Failure> {
+        match &self.url {
+            Some(url) => Ok(url.clone()),
+            None => {
+                let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
+                Ok(format!("ws://{}{}", config.gateway.listen, config.gateway.ws_path))
+            }
+        }
+    }
+
+    /// Makes tokens for users: the one that was given, or signed ones.
+    fn tokens(&self) -> Result<bench::Tokens, Failure> {
+        if let Some(token) = self.token.clone() {
+            return Ok(Arc::new(move |_| Ok(token.clone())));
+        }
+        let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
+        let signer = token::Signer::for_config(&config)?;
+        Ok(Arc::new(move |user| signer.sign(&bowline_protocol::UserId::parse(user)?, None, TOKEN_TTL)))
     }
 }
 

@@ -2,6 +2,8 @@
 
 mod access;
 mod admin;
+mod bench;
+mod chat;
 mod cli;
 mod config;
 mod data;

@@ -22,7 +22,9 @@ pub async fn open(options: &Options, number: usize) -> anyhow::Result<(Client, E
             Some(Event::Disconnected { code, reason, .. }) => {
                 bail!("connection {number} was not accepted: {} {reason}", code.unwrap_or_default())
             }
-            Some(Event::Stopped { code, reason }) => bail!("connection {number} was refused: {code} {reason}"),
+            Some(Event::Stopped { code, reason }) => {
+                bail!("connection {number} was refused: {code} {reason}")
+            }
             Some(_) => {}
             None => bail!("connection {number} ended"),
         }
@@ -30,7 +32,9 @@ pub async fn open(options: &Options, number: usize) -> anyhow::Result<(Client, E
 }
 
 /// Opens all connections; what failed is counted.
-pub async fn open_all(options: &Options) -> anyhow::Result<(Vec<(Client, Events)>, hdrhistogram::Histogram<u64>, usize)> {
+pub async fn open_all(
+    options: &Options,
+) -> anyhow::Result<(Vec<(Client, Events)>, hdrhistogram::Histogram<u64>, usize)> {
     let bar = progress(options, options.connections as u64, "connecting")?;
     let mut times = report::histogram();
     let mut slots: Vec<Option<(Client, Events)>> = (0..options.connections).map(|_| None).collect();

@@ -52,7 +52,9 @@ pub fn run(options: Options) -> anyhow::Result<Report> {
     }
     let pid = options.server_pid.or_else(|| server::listener_of(&options.url));
     if pid.is_none() && !options.quiet {
-        eprintln!("the server's process is not found on this machine; give --server-pid for its CPU and memory");
+        eprintln!(
+            "the server's process is not found on this machine; give --server-pid for its CPU and memory"
+        );
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {

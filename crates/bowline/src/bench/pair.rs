@@ -45,7 +45,8 @@ pub async fn run(options: &Options, pid: Option<u32>) -> anyhow::Result<Report> 
         anyhow::bail!("{failed} of {} connections could not be opened", even.connections);
     }
     let epoch = Instant::now();
-    let interval = options.rate.map(|rate| Duration::from_secs_f64(clients.len() as f64 / rate.max(1) as f64));
+    let interval =
+        options.rate.map(|rate| Duration::from_secs_f64(clients.len() as f64 / rate.max(1) as f64));
     let before = pid.and_then(Usage::of);
     let mut tasks = JoinSet::new();
     let count = clients.len();
@@ -138,7 +139,13 @@ impl Pair {
                 self.due += self.interval.unwrap_or_default();
                 continue;
             }
-            let wake = if sends { self.due } else if is_over { now + Duration::from_millis(100) } else { self.until };
+            let wake = if sends {
+                self.due
+            } else if is_over {
+                now + Duration::from_millis(100)
+            } else {
+                self.until
+            };
             let event = tokio::select! {
                 event = self.events.recv() => event,
                 () = tokio::time::sleep_until(wake.into()) => continue,

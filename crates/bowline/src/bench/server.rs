@@ -41,7 +41,8 @@ pub fn listener_of(url: &str) -> Option<u32> {
     let inode = listening_inode(&fs::read_to_string("/proc/net/tcp").ok()?, port)
         .or_else(|| listening_inode(&fs::read_to_string("/proc/net/tcp6").ok()?, port))?;
     let wanted = format!("socket:[{inode}]");
-    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let pids =
+        fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
     pids.into_iter().find(|pid| {
         let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         links.into_iter().any(|link| fs::read_link(link.path()).is_ok_and(|to| to.to_str() == Some(&wanted)))
