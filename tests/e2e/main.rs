@@ -31,3 +31,4 @@ mod history;
 mod receipts;
 mod refusals;
 mod third_party;
+mod three_clients;
