@@ -9,6 +9,7 @@
  *   UNSYNCED_IGNORE   1: syncs do nothing. A test that does not fail then cannot notice a missing sync either.
  *   UNSYNCED_LEAK     of a thousand writes, how many reach the disk early (default 0): the kernel may write back
  *                     anything at any time, in any order.
+ *   UNSYNCED_DELAY_MS how long each sync of these files takes longer (default 0).
  *
  * What it leaves alone: names that end in -shm (shared memory, which a power cut empties anyway; it is a mapped file) and
  * `lock`; directory entries (a file that was created, renamed or removed is so at once); mappings of files with
@@ -58,7 +59,7 @@ static struct file *files;
 static struct file *by_fd[FDS];
 static unsigned char append[FDS], synced[FDS];
 static char dir[PATH_MAX];
-static int ignore_syncs, leak_permille;
+static int ignore_syncs, leak_permille, delay_ms;
 static uint64_t dice;
 
 static int (*real_open)(const char *, int, ...);
@@ -101,6 +102,8 @@ __attribute__((constructor)) static void begin(void) {
     ignore_syncs = text && atoi(text);
     text = getenv("UNSYNCED_LEAK");
     leak_permille = text ? atoi(text) : 0;
+    text = getenv("UNSYNCED_DELAY_MS");
+    delay_ms = text ? atoi(text) : 0;
     dice = (uint64_t)getpid() * 0x9e3779b97f4a7c15u | 1;
 }
 
@@ -435,6 +438,7 @@ int posix_fallocate64(int fd, off_t offset, off_t length) { return posix_falloca
 static int sync_fd(int fd, int (*real)(int)) {
     struct file *f = of_fd(fd);
     if (!f) return real(fd);
+    if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
     if (ignore_syncs) return 0;
     pthread_mutex_lock(&lock);
     flush(f);
