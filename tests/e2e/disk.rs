@@ -210,20 +210,22 @@ fn a_full_disk_refuses_for_now_and_loses_nothing() {
     server.metrics().assert_ledger_balances();
 }
 
+/// The id of each message.
+fn by_number(messages: &[Value]) -> BTreeMap<u64, String> {
+    let line = |message: &Value| {
+        let id = message["id"].as_str().expect("an id").to_owned();
+        (message["seq"].as_u64().expect("a number"), id)
+    };
+    messages.iter().map(line).collect()
+}
+
 /// The conversations of both senders hold what was acknowledged, number by number, and nothing else.
 fn check_acked(server: &Server, acked: &[BTreeMap<u64, String>; 2]) {
     for ((user, conversation), acked) in
         [("alice", "d:alice:bob"), ("carol", "d:bob:carol")].iter().zip(acked)
     {
         let mut client = server.connect_device(Transport::Ws, user, "checks");
-        let stored: BTreeMap<u64, String> = client
-            .history_after(conversation, 0)
-            .iter()
-            .map(|message| {
-                let id = message["id"].as_str().expect("an id").to_owned();
-                (message["seq"].as_u64().expect("a number"), id)
-            })
-            .collect();
+        let stored = by_number(&client.history_after(conversation, 0));
         assert_eq!(stored, *acked, "{conversation}");
         assert!(stored.keys().copied().eq(1..=stored.len() as u64), "{conversation} has a gap");
     }
@@ -263,14 +265,41 @@ fn a_kill_on_a_full_disk_loses_nothing_acknowledged() {
     std::fs::remove_file(&ballast).expect("the ballast can be removed");
     server.restart();
     let mut alice = server.connect_device(Transport::Ws, "alice", "a1");
-    let stored = alice.history_after("d:alice:bob", 0);
-    let stored: BTreeMap<u64, String> = stored
-        .iter()
-        .map(|message| {
-            (message["seq"].as_u64().expect("a number"), message["id"].as_str().expect("an id").into())
-        })
-        .collect();
+    let stored = by_number(&alice.history_after("d:alice:bob", 0));
     assert_eq!(stored, acked);
+    server.metrics().assert_ledger_balances();
+}
+
+// --- a disk that fails ---------------------------------------------------------------------------------------------
+
+/// Syncs fail, and what they were to write never reaches the disk: then nothing is acknowledged.
+#[test]
+fn a_disk_that_fails_to_sync_loses_nothing_acknowledged() {
+    let good = Setup::new();
+    let mut server = disk::with_fault(good.clone(), Fault::default()).start();
+    let broken = server.data_dir().join(disk::BROKEN);
+    let mut alice = server.connect_device(Transport::Ws, "alice", "a1");
+    let mut acked = BTreeMap::new();
+    for round in 0..3 {
+        for n in 0..5 {
+            let id = format!("good{round}-{n}");
+            let seq = until("the disk is good", || try_send(&mut alice, &id, "x"));
+            assert_eq!(acked.insert(seq, id), None);
+        }
+        std::fs::write(&broken, "").expect("a file can be written");
+        for n in 0..3 {
+            let id = format!("bad{round}-{n}");
+            assert_eq!(try_send(&mut alice, &id, "x"), None, "acknowledged, and not on the disk");
+        }
+        answers_pings(&mut alice, round);
+        std::fs::remove_file(&broken).expect("the file can be removed");
+    }
+    let seq = until("the disk is good again", || try_send(&mut alice, "last", "x"));
+    assert_eq!(acked.insert(seq, "last".to_owned()), None);
+    server.kill();
+    let server = good.start();
+    let mut alice = server.connect_device(Transport::Ws, "alice", "a1");
+    assert_eq!(by_number(&alice.history_after("d:alice:bob", 0)), acked);
     server.metrics().assert_ledger_balances();
 }
 

@@ -33,3 +33,4 @@ mod history;
 mod receipts;
 mod refusals;
 mod third_party;
+mod three_clients;

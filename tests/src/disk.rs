@@ -33,11 +33,16 @@ fn library() -> &'static Path {
     path
 }
 
+/// While this file exists in the data directory of a server with a fault, its syncs fail.
+pub const BROKEN: &str = "the-disk-is-broken";
+
 /// The same server on a disk with this fault: a kill takes what was not synced, as a power cut would.
 pub fn with_fault(setup: Setup, fault: Fault) -> Setup {
     let text = |path: &Path| path.to_str().expect("a path of text").to_owned();
     let data = text(setup.data_dir());
+    let broken = text(&setup.data_dir().join(BROKEN));
     setup
+        .environment("UNSYNCED_BROKEN", &broken)
         .environment("LD_PRELOAD", &text(library()))
         .environment("UNSYNCED_DIR", &data)
         .environment("UNSYNCED_IGNORE", if fault.ignore_syncs { "1" } else { "0" })

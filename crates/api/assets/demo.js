@@ -2,6 +2,7 @@
 //
 //   /                      two panes, alice and bob
 //   /?user=alice&to=bob    one pane; also &device=… (a device id) and &token=… (where no demo tokens are given)
+//   /?user=alice&conversation=g:team   the same for any conversation of the user
 //
 // What a test may rely on in the page:
 //
@@ -78,7 +79,7 @@ class Client {
     this.to = options.to;
     this.givenToken = options.token;
     this.view = view;
-    this.conversation = directConversation(this.user, this.to);
+    this.conversation = options.conversation || directConversation(this.user, this.to);
     const keep = `bowline.${options.pane}.${this.user}`;
     this.deviceId = options.device || stored(`${keep}.device`, null) || newId();
     if (!options.device) store(`${keep}.device`, this.deviceId);
@@ -312,7 +313,7 @@ class Client {
 
   sendMessage(message) {
     this.view.show(message, "sending");
-    this.send({ type: "msg.send", id: message.id, to: this.to, body: message.body });
+    this.send({ type: "msg.send", id: message.id, conversation_id: this.conversation, body: message.body });
   }
 
   onAck(ack) {
@@ -430,6 +431,7 @@ class Client {
 class View {
   constructor(user, to) {
     this.user = user;
+    this.peer = to; // whose name need not stand with every message
     this.items = new Map(); // sender and id → element
     this.root = element("section", "pane");
     this.root.id = `pane-${user}`;
@@ -480,6 +482,9 @@ class View {
     if (!item) {
       item = element("li", `message ${message.from === this.user ? "mine" : "theirs"}`);
       item.dataset.id = message.id;
+      if (message.from !== this.user && message.from !== this.peer) {
+        item.append(element("span", "from", message.from));
+      }
       item.append(element("span", "body", textOf(message.body)), element("span", "meta"));
       this.items.set(key, item);
     }
@@ -548,11 +553,12 @@ function link(user, to) {
 const query = new URLSearchParams(location.search);
 if (query.get("user")) {
   const user = query.get("user");
-  const to = query.get("to") || (user === "bob" ? "alice" : "bob");
+  const conversation = query.get("conversation");
+  const to = conversation || query.get("to") || (user === "bob" ? "alice" : "bob");
   document.getElementById("panes").className = "single";
   document.getElementById("hint").textContent = "";
   document.title = `${user} – Bowline demo`;
-  open({ user, to, pane: "single", device: query.get("device"), token: query.get("token") });
+  open({ user, to, conversation, pane: "single", device: query.get("device"), token: query.get("token") });
 } else {
   document.getElementById("windows").append(link("alice", "bob"), link("bob", "alice"));
   open({ user: "alice", to: "bob", pane: "left" });

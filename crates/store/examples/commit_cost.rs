@@ -1,5 +1,5 @@
 //! What a durable message costs in the embedded store:
-//! `cargo run --release -p bowline-store --example commit_cost [-- DIRECTORY [SECONDS [PAGE_BYTES [CACHE_BYTES]]]]`.
+//! `cargo run --release -p bowline-store --example commit_cost [-- DIRECTORY [SECONDS [PAGE_BYTES [CACHE_BYTES [LOG_BYTES]]]]]`.
 //!
 //! 1,000 pairs exchange 200-byte messages; with each message the core writes the sender's member row, and the
 //! receiver's once the message has arrived. Linux only: figures come from `/proc`.
@@ -29,10 +29,17 @@ fn main() {
         args.next().map_or(Options::default().page_bytes, |text| text.parse().expect("page bytes"));
     let writer_cache_bytes =
         args.next().map_or(Options::default().writer_cache_bytes, |text| text.parse().expect("cache bytes"));
+    let log_bytes = args.next().map_or(Options::default().log_bytes, |text| text.parse().expect("log bytes"));
     println!("{page_bytes}-byte pages, {PAIRS} pairs, {BODY_BYTES}-byte bodies, {seconds} s each");
-    for rows in [16, 64, 200] {
+    for rows in [4, 16, 64, 200] {
         let _ = std::fs::remove_dir_all(&dir);
-        let options = Options { page_bytes, writer_cache_bytes, ..Options::default() };
+        let options = Options {
+            page_bytes,
+            writer_cache_bytes,
+            log_bytes,
+            log_bytes_max: 4 * log_bytes,
+            ..Options::default()
+        };
         measure(&dir, &options, rows, Duration::from_secs(seconds));
     }
     let _ = std::fs::remove_dir_all(&dir);
@@ -186,6 +193,23 @@ fn measure(dir: &std::path::Path, options: &Options, rows: usize, time: Duration
         });
         let file = std::fs::metadata(opened.readers.path()).expect("the database").len();
         println!("      {:.0} bytes of file a message", file as f64 / count);
+        // The files as a kill would leave them.
+        let copy = dir.with_extension("copy");
+        let _ = std::fs::remove_dir_all(&copy);
+        std::fs::create_dir_all(&copy).expect("a directory beside it");
+        for name in [sqlite::FILE_NAME.to_owned(), format!("{}-wal", sqlite::FILE_NAME)] {
+            std::fs::copy(dir.join(&name), copy.join(&name)).expect("a copy");
+        }
+        let log = std::fs::metadata(copy.join(format!("{}-wal", sqlite::FILE_NAME))).expect("the log").len();
+        let begin = Instant::now();
+        let reopened = sqlite::open(&copy, options).expect("the copy opens");
+        println!(
+            "      opened after a kill, {messages} messages, {} MB of log: {:.0} ms",
+            log >> 20,
+            begin.elapsed().as_secs_f64() * 1e3
+        );
+        drop(reopened);
+        let _ = std::fs::remove_dir_all(&copy);
     }
 }
 

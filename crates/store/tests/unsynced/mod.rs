@@ -30,3 +30,8 @@ pub fn preload(command: &mut Command, library: &Path, data: &Path, loss: Loss) {
         .env("UNSYNCED_IGNORE", if loss.ignore_syncs { "1" } else { "0" })
         .env("UNSYNCED_LEAK", loss.leak_permille.to_string());
 }
+
+/// While the file `full` exists, the disk is full; while `broken` does, syncs fail and lose what they were to write.
+pub fn faults(command: &mut Command, full: &Path, broken: &Path) {
+    command.env("UNSYNCED_FULL", full).env("UNSYNCED_BROKEN", broken);
+}

@@ -7,6 +7,9 @@
  *
  *   UNSYNCED_DIR      the directory, which has to exist; files in it and below are kept back. Not set: nothing is.
  *   UNSYNCED_IGNORE   1: syncs do nothing. A test that does not fail then cannot notice a missing sync either.
+ *   UNSYNCED_FULL     names a file; while it exists, writes fail with ENOSPC: the disk is full.
+ *   UNSYNCED_BROKEN   names a file; while it exists, syncs fail with EIO, and what they were to write never reaches the
+ *                     disk unless it is written again, although the process goes on reading it: what kernels do.
  *   UNSYNCED_LEAK     of a thousand writes, how many reach the disk early (default 0): the kernel may write back
  *                     anything at any time, in any order.
  *   UNSYNCED_DELAY_MS how long each sync of these files takes longer (default 0).
@@ -39,6 +42,7 @@
 struct block {
     off_t number;
     unsigned char bytes[BLOCK];
+    int lost;            /* a sync failed: later ones pass it over */
     struct block *next;
 };
 
@@ -60,6 +64,7 @@ static struct file *by_fd[FDS];
 static unsigned char append[FDS], synced[FDS];
 static char dir[PATH_MAX];
 static int ignore_syncs, leak_permille, delay_ms;
+static const char *full, *broken;
 static uint64_t dice;
 
 static int (*real_open)(const char *, int, ...);
@@ -100,6 +105,8 @@ __attribute__((constructor)) static void begin(void) {
     if (!text || !realpath(text, dir)) dir[0] = 0;
     text = getenv("UNSYNCED_IGNORE");
     ignore_syncs = text && atoi(text);
+    full = getenv("UNSYNCED_FULL");
+    broken = getenv("UNSYNCED_BROKEN");
     text = getenv("UNSYNCED_LEAK");
     leak_permille = text ? atoi(text) : 0;
     text = getenv("UNSYNCED_DELAY_MS");
@@ -157,6 +164,7 @@ static struct block *block_for_write(struct file *f, off_t number) {
     b = malloc(sizeof *b);
     if (!b) abort();
     b->number = number;
+    b->lost = 0;
     from_disk(f, b->bytes, BLOCK, number * BLOCK);
     b->next = f->blocks[number % BUCKETS];
     f->blocks[number % BUCKETS] = b;
@@ -192,6 +200,7 @@ static ssize_t file_write(struct file *f, const void *from, size_t n, off_t at) 
         size_t part = BLOCK - within < n - done ? BLOCK - within : n - done;
         struct block *b = block_for_write(f, (at + done) / BLOCK);
         memcpy(b->bytes + within, in + done, part);
+        b->lost = 0;
         done += part;
         dice ^= dice << 13; dice ^= dice >> 7; dice ^= dice << 17;
         if (f->cut == INT64_MAX && (int)((dice >> 11) % 1000) < leak_permille) write_back(f, b);
@@ -220,16 +229,14 @@ static void flush(struct file *f) {
     if (real_fstat(f->fd, &st)) abort();
     if (f->cut < st.st_size && real_ftruncate(f->fd, f->cut)) abort();
     f->cut = INT64_MAX;
-    for (int i = 0; i < BUCKETS; i++) {
-        struct block *b = f->blocks[i];
-        while (b) {
-            struct block *next = b->next;
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct block **p = &f->blocks[i]; *p;) {
+            struct block *b = *p;
+            if (b->lost) { p = &b->next; continue; }
             write_back(f, b);
+            *p = b->next;
             free(b);
-            b = next;
         }
-        f->blocks[i] = NULL;
-    }
     if (real_fstat(f->fd, &st)) abort();
     if (st.st_size != f->size && real_ftruncate(f->fd, f->size)) abort();
     f->dirty = 0;
@@ -343,6 +350,7 @@ static ssize_t read_at(struct file *f, void *to, size_t n, off_t at) {
 }
 
 static ssize_t write_at(int fd, struct file *f, const void *from, size_t n, off_t at) {
+    if (full && !access(full, F_OK)) { errno = ENOSPC; return -1; }
     pthread_mutex_lock(&lock);
     ssize_t done = file_write(f, from, n, at);
     if (synced[fd] && !ignore_syncs) flush(f);
@@ -380,6 +388,7 @@ ssize_t write(int fd, const void *from, size_t n) {
     if (!f) return real_write(fd, from, n);
     off_t at = append[fd] ? f->size : real_lseek(fd, 0, SEEK_CUR);
     ssize_t done = write_at(fd, f, from, n, at);
+    if (done < 0) return done;
     real_lseek(fd, at + done, SEEK_SET);
     return done;
 }
@@ -400,7 +409,11 @@ ssize_t writev(int fd, const struct iovec *parts, int count) {
     begin();
     if (!of_fd(fd)) return real_writev(fd, parts, count);
     ssize_t done = 0;
-    for (int i = 0; i < count; i++) done += write(fd, parts[i].iov_base, parts[i].iov_len);
+    for (int i = 0; i < count; i++) {
+        ssize_t n = write(fd, parts[i].iov_base, parts[i].iov_len);
+        if (n < 0) return done ? done : n;
+        done += n;
+    }
     return done;
 }
 
@@ -440,9 +453,15 @@ static int sync_fd(int fd, int (*real)(int)) {
     if (!f) return real(fd);
     if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
     if (ignore_syncs) return 0;
+    int fails = broken && !access(broken, F_OK);
     pthread_mutex_lock(&lock);
-    flush(f);
+    if (fails)
+        for (int i = 0; i < BUCKETS; i++)
+            for (struct block *b = f->blocks[i]; b; b = b->next) b->lost = 1;
+    else
+        flush(f);
     pthread_mutex_unlock(&lock);
+    if (fails) { errno = EIO; return -1; }
     /* The kernel has it, and the kernel survives the kill. */
     return 0;
 }
