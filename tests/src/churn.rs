@@ -130,7 +130,7 @@ fn one(server: &Server, n: u64, token: &str) -> [bool; 2] {
         2 => {
             let mut stream = upgraded(open(server.ws()), Some(token));
             read_until(&mut stream, b"\"connected\"");
-            if n % 2 == 0 {
+            if n.is_multiple_of(2) {
                 write(&mut stream, &[0x81, 0xfe]);
             }
             reset(stream);
