@@ -26,6 +26,14 @@ lint:
 conformance:
     ./scripts/conformance
 
+# Feeds decoders and state machines, each for so many seconds
+fuzz target="all" seconds="10":
+    ./scripts/fuzz {{target}} {{seconds}}
+
+# 100,000 connections that come and go
+churn count="100000":
+    ./scripts/churn {{count}}
+
 # Everything that CI runs
 ci:
     ./.ci/run

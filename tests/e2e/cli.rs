@@ -100,6 +100,9 @@ fn a_corrupt_database_is_exit_code_1_and_says_what_to_do() {
     let ended = kept.start_in_vain();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains(folder.to_str().expect("a path of text")), "it names the place: {ended:?}");
+    for way_out in ["backup", ".recover"] {
+        assert!(ended.stderr.contains(way_out), "it says how to recover: {ended:?}");
+    }
     assert!(!ended.stderr.contains("panicked"), "{ended:?}");
 }
 

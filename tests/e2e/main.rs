@@ -17,12 +17,14 @@ macro_rules! on_both {
 mod api;
 mod backpressure;
 mod bad_input;
+mod churn;
 mod cli;
 mod connect;
 mod conversations;
 mod crash;
 mod delivery;
 mod demo;
+mod disk;
 mod docs;
 mod drain;
 mod groups;

@@ -1,7 +1,9 @@
 //! What the end-to-end tests stand on: the real program as a child process, clients on third-party libraries,
 //! and waiting for conditions. Nothing here links a crate of the server, so that the tests see what users see.
 
+pub mod churn;
 pub mod client;
+pub mod disk;
 pub mod http;
 pub mod metrics;
 pub mod raw;

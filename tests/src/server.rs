@@ -24,8 +24,10 @@ pub fn program() -> PathBuf {
         Some(path) => PathBuf::from(path),
         None => {
             let test = std::env::current_exe().expect("a running test has a path");
-            // target/<profile>/deps/e2e-…
-            let profile = test.parent().and_then(Path::parent).expect("tests are built in <profile>/deps");
+            // target/<profile>/deps/e2e-…, or target/<profile>/churn
+            let folder = test.parent().expect("a program lies in a folder");
+            let profile = if folder.ends_with("deps") { folder.parent() } else { Some(folder) };
+            let profile = profile.expect("the folder is not the root");
             profile.join(format!("bowline{}", std::env::consts::EXE_SUFFIX))
         }
     };
@@ -312,6 +314,16 @@ impl Server {
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
         assert!(status.expect("`kill` can be run").success(), "the server took no SIG{name}");
+    }
+
+    /// What it holds in memory now, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("a running process has a status");
+        let line =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("the status tells VmRSS");
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("VmRSS is a number of kB");
+        kib * 1024
     }
 
     /// Kills the server as a power cut would.

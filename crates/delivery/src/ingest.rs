@@ -98,10 +98,9 @@ impl Core {
     /// Refuses a sender's waiting messages to one conversation; the others go on.
     pub(crate) fn refuse_gated(&mut self, user: &UserId, id: &ConversationId, refusal: &Refusal, now: Now) {
         let Some(gate) = self.gates.get_mut(user) else { return };
-        let (refused, kept) =
-            std::mem::take(gate).into_iter().partition(|m: &Box<Incoming>| m.conversation == *id);
+        let (refused, kept): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(gate).into_iter().partition(|incoming| incoming.conversation == *id);
         *gate = kept;
-        let refused: VecDeque<Box<Incoming>> = refused;
         for incoming in refused {
             self.refuse_incoming(&incoming, refusal.clone());
         }

@@ -12,6 +12,7 @@
  *                     disk unless it is written again, although the process goes on reading it: what kernels do.
  *   UNSYNCED_LEAK     of a thousand writes, how many reach the disk early (default 0): the kernel may write back
  *                     anything at any time, in any order.
+ *   UNSYNCED_DELAY_MS how long each sync of these files takes longer (default 0).
  *
  * What it leaves alone: names that end in -shm (shared memory, which a power cut empties anyway; it is a mapped file) and
  * `lock`; directory entries (a file that was created, renamed or removed is so at once); mappings of files with
@@ -62,7 +63,7 @@ static struct file *files;
 static struct file *by_fd[FDS];
 static unsigned char append[FDS], synced[FDS];
 static char dir[PATH_MAX];
-static int ignore_syncs, leak_permille;
+static int ignore_syncs, leak_permille, delay_ms;
 static const char *full, *broken;
 static uint64_t dice;
 
@@ -108,6 +109,8 @@ __attribute__((constructor)) static void begin(void) {
     broken = getenv("UNSYNCED_BROKEN");
     text = getenv("UNSYNCED_LEAK");
     leak_permille = text ? atoi(text) : 0;
+    text = getenv("UNSYNCED_DELAY_MS");
+    delay_ms = text ? atoi(text) : 0;
     dice = (uint64_t)getpid() * 0x9e3779b97f4a7c15u | 1;
 }
 
@@ -448,6 +451,7 @@ int posix_fallocate64(int fd, off_t offset, off_t length) { return posix_falloca
 static int sync_fd(int fd, int (*real)(int)) {
     struct file *f = of_fd(fd);
     if (!f) return real(fd);
+    if (delay_ms > 0) usleep((useconds_t)delay_ms * 1000);
     if (ignore_syncs) return 0;
     int fails = broken && !access(broken, F_OK);
     pthread_mutex_lock(&lock);
