@@ -13,6 +13,7 @@ on_both![
     nine_unparsable_texts_and_a_good_frame_close_nothing,
     unparsable_texts_of_every_kind_are_malformed,
     half_a_frame_and_then_the_end_harms_nobody,
+    an_error_repeats_any_id,
     garbage_harms_nobody,
     abrupt_ends_leave_nothing_behind,
 ];
@@ -214,6 +215,26 @@ fn half_a_frame_and_then_the_end_harms_nobody(transport: Transport) {
     until("only the watcher is left", || (server.status()["connections"] == 1).then_some(()));
     watcher.expect_no("msg.push");
     assert_eq!(watcher.tell("bob", 1).seq(), 1);
+}
+
+fn an_error_repeats_any_id(transport: Transport) {
+    let server = Server::start();
+    let mut client = server.connect(transport, "alice");
+    let rows = [
+        (json!({"type": "msg.recv", "conversation_id": "g:none", "seq": 1}), "forbidden"),
+        (json!({"type": "msg.read", "conversation_id": "g:none", "seq": 1}), "forbidden"),
+        (json!({"type": "msg.recv", "conversation_id": "d:alice:bob", "seq": -1}), "malformed"),
+        (json!({"type": "connect", "token": "any"}), "identity_mismatch"),
+        (json!({"type": "ping", "data": 5}), "malformed"),
+        (json!({"type": "nothing"}), "unknown_type"),
+    ];
+    for (n, (mut frame, code)) in rows.into_iter().enumerate() {
+        frame["id"] = format!("e{n}").into();
+        client.send(&frame);
+        let answer = client.expect("error");
+        answer.expect_error(code);
+        assert_eq!(answer.json["id"], frame["id"], "{}", answer.text);
+    }
 }
 
 fn garbage_harms_nobody(transport: Transport) {

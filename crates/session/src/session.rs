@@ -525,9 +525,10 @@ impl Session {
         match frame {
             ClientFrame::Ping { data } => self.pong(data.as_deref(), out),
             ClientFrame::Pong => {}
-            ClientFrame::Connect(_) => {
+            ClientFrame::Connect(connect) => {
                 let message = "this connection has its identity; open another one for another identity";
-                self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, None, out);
+                let id = connect.id.as_deref();
+                self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, id, out);
             }
             ClientFrame::AuthRefresh { id, token } => self.on_refresh(id, token, out),
             frame => self.forward(cx, frame, out),
@@ -536,13 +537,15 @@ impl Session {
 
     /// Before there is an identity only `connect` and `ping` may come.
     fn on_first_frame(&mut self, cx: &Context<'_>, frame: Result<ClientFrame, DecodeError>, out: &mut Out) {
-        let message = match frame {
-            Ok(ClientFrame::Connect(connect)) => return self.on_connect(cx, connect, out),
+        let (message, id) = match &frame {
             Ok(ClientFrame::Ping { data }) => return self.pong(data.as_deref(), out),
-            Ok(other) => format!("send connect before {}", other.name()),
-            Err(error) => format!("send connect first: {}", error.message),
+            Ok(other) => (format!("send connect before {}", other.name()), frame_id(other)),
+            Err(error) => (format!("send connect first: {}", error.message), error.id.as_deref()),
         };
-        self.fail(None, ErrorCode::Unauthenticated, &message, None, out);
+        if let Ok(ClientFrame::Connect(connect)) = frame {
+            return self.on_connect(cx, connect, out);
+        }
+        self.fail(None, ErrorCode::Unauthenticated, &message, id, out);
         self.close(cx, CloseCode::Unauthenticated, None, None, out);
     }
 
@@ -696,6 +699,15 @@ fn plain_ping_data(text: &[u8]) -> Option<&[u8]> {
     let plain =
         data.len() <= PING_DATA_BYTES_MAX && data.iter().all(|byte| !matches!(byte, b'"' | b'\\' | ..b' '));
     plain.then_some(data)
+}
+
+/// The `id` of a frame, which an error repeats.
+fn frame_id(frame: &ClientFrame) -> Option<&str> {
+    match frame {
+        ClientFrame::Connect(connect) => connect.id.as_deref(),
+        ClientFrame::MsgRecv { id, .. } | ClientFrame::MsgRead { id, .. } => id.as_deref(),
+        frame => request_id(frame),
+    }
 }
 
 /// The `id` by which a request is answered; positions have none.

@@ -151,7 +151,7 @@ fn a_connection_opens_in_four_steps() {
 
 #[test]
 fn before_there_is_an_identity_nothing_else_may_come() {
-    for text in [&send("1"), r#"{"type":"pong"}"#, "nonsense", "", r#"{"type":"connect"}"#] {
+    for text in [r#"{"type":"history"}"#, r#"{"type":"pong"}"#, "nonsense", "", r#"{"type":"connect"}"#] {
         let mut rig = Rig::with(rules());
         assert_eq!(
             short(&rig.text(text)),
@@ -478,5 +478,19 @@ fn pings_of_every_form_get_their_data_back() {
         r#"{"type":"ping","data":"\"}"#.into(),
     ] {
         assert_eq!(short(&rig.text(&bad)), ["failed malformed", "error malformed"], "{bad}");
+    }
+}
+
+#[test]
+fn an_error_repeats_the_id_of_a_frame_that_needs_none() {
+    let mut rig = Rig::open(rules());
+    let connect = r#"{"type":"connect","id":"c1","token":"t"}"#;
+    assert_eq!(short(&rig.text(connect))[1], "error identity_mismatch c1");
+    let mut rig = Rig::with(rules());
+    let recv = r#"{"type":"msg.recv","id":"r1","conversation_id":"g:x","seq":1}"#;
+    assert_eq!(short(&rig.text(recv))[1], "error unauthenticated r1");
+    for (text, id) in [(send("m1"), "m1"), (r#"{"type":"nope","id":"n1"}"#.into(), "n1")] {
+        let mut rig = Rig::with(rules());
+        assert_eq!(short(&rig.text(&text))[1], format!("error unauthenticated {id}"));
     }
 }
