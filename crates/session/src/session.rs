@@ -202,6 +202,7 @@ impl Session {
             State::Reading => self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms),
             State::Pinged => self.heard_ms + rules.close_after_ms,
             State::Paused => self.since_ms + rules.backpressure_timeout_ms,
+            State::Answering => self.since_ms + LINGER_MS,
             State::Closing | State::Leaving if self.slow => self.since_ms + LINGER_SLOW_MS,
             State::Closing | State::Leaving => self.since_ms + LINGER_MS,
             State::Gone => u64::MAX,
@@ -362,6 +363,7 @@ impl Session {
                 self.on_timer(cx, out);
             }
         }
+        self.judge_answered(cx, out);
     }
 
     /// Whether an event of the router is the next one for this connection; if so it is taken.
@@ -420,6 +422,7 @@ impl Session {
     pub fn on_decided(&mut self, cx: &Context<'_>, count: u32, out: &mut Out) {
         self.undecided = self.undecided.saturating_sub(count);
         self.judge_marks(cx, out);
+        self.judge_answered(cx, out);
     }
 
     /// The outbox holds so much, the socket having taken what it would.
@@ -480,7 +483,19 @@ impl Session {
         self.step(cx, Event::PeerClosed, out);
     }
 
-    /// The socket has ended or failed.
+    /// The client's output has ended; it may read on. What it asked for before is answered.
+    pub fn on_peer_ended(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.step(cx, Event::PeerEnded, out);
+        self.judge_answered(cx, out);
+    }
+
+    fn judge_answered(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.undecided == 0 && self.refresh.is_none() {
+            self.step(cx, Event::Answered, out);
+        }
+    }
+
+    /// The socket has failed.
     pub fn on_peer_gone(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.step(cx, Event::PeerGone, out);
     }
