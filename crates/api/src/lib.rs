@@ -33,6 +33,10 @@ pub mod limits {
     pub const REQUEST_BYTES_MIN: usize = 4 << 20;
     /// What is read and thrown away of a body that is too large, so that the client gets to read its 413.
     pub const DISCARD_BYTES_MAX: usize = 256 << 20;
+    /// How long a body may take to arrive; then 400.
+    pub const BODY_TIME: Duration = Duration::from_secs(30);
+    /// How long a body that nobody wants is read, so that the client gets to read its refusal.
+    pub const DISCARD_TIME: Duration = Duration::from_secs(2);
     /// The largest `reason` of a kick, in bytes: a close frame holds no more.
     pub const REASON_BYTES_MAX: usize = 123;
     /// The longest life of a token, and how long one lives that does not say, in milliseconds.

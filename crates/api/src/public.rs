@@ -13,7 +13,7 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::{Query, Request as HttpRequest, State},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -98,6 +98,7 @@ impl Server {
             .fallback(unknown_route)
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
+            .layer(from_fn(body::read_out))
             .with_state(public);
         let places = Arc::new(Semaphore::new(PUBLIC_CONNECTIONS_MAX));
         Self { routes, places, runtime, hand_back: Arc::default() }

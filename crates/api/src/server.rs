@@ -17,7 +17,7 @@ use axum::{
         Path, Query, Request as HttpRequest, State,
         rejection::{PathRejection, QueryRejection},
     },
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{delete, get, post, put},
 };
@@ -86,6 +86,7 @@ pub fn routes(config: Config, requests: Requests, node: Arc<dyn Node>, access: A
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(api.clone(), check_key))
+        .layer(from_fn(body::read_out))
         .with_state(api)
 }
 

@@ -545,6 +545,31 @@ fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server 
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
+/// Requests that are refused by their head, their bodies coming after it: each is answered, on one connection.
+async fn refused_by_the_head(mut stream: tokio::net::TcpStream, path: &str) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let body = "x".repeat(100_000);
+    for _ in 0..3 {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(body.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "the connection ended");
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 401 "), "{}", String::from_utf8_lossy(&answer));
+    }
+}
+
+#[tokio::test]
+async fn who_is_refused_before_the_body_was_read_sees_the_refusal() {
+    let rig = Rig::start().await;
+    refused_by_the_head(tokio::net::TcpStream::connect(rig.api).await.unwrap(), "/api/v1/messages").await;
+    let server = public_server(&rig, &[], false);
+    refused_by_the_head(connect(&server).await, "/v1/messages").await;
+}
+
 /// A connection of which `server` serves the other end.
 async fn connect(server: &public::Server) -> tokio::net::TcpStream {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
