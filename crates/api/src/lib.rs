@@ -39,6 +39,8 @@ pub mod limits {
     /// The longest life of a token, and how long one lives that does not say, in milliseconds.
     pub const TOKEN_TTL_MS_MAX: u64 = 10 * 365 * 24 * 3600 * 1000;
     pub const TOKEN_TTL_MS_DEFAULT: u64 = 3600 * 1000;
+    /// The latest time that a session may end, in milliseconds: what the store's whole numbers hold.
+    pub const EXPIRES_AT_MAX: u64 = i64::MAX as u64;
     /// How long a token of the demo page lives.
     pub const DEMO_TOKEN_TTL_MS: u64 = 24 * 3600 * 1000;
     /// Rooms that one token may name, and the longest such name in bytes.

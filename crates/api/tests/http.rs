@@ -397,7 +397,7 @@ async fn faults_are_answered_as_json_with_their_status() {
     let many = format!("[{}]", vec!["{}"; 1001].join(","));
     let long_meta = format!(r#"{{"meta":{{"x":"{}"}}}}"#, "x".repeat(5000));
     let long_reason = format!(r#"{{"reason":"{}"}}"#, "x".repeat(124));
-    let rows: [(&str, &str, &str, u16, &str); 31] = [
+    let rows: [(&str, &str, &str, u16, &str); 32] = [
         ("POST", "/api/v1/messages", "no json", 400, "malformed"),
         ("POST", "/api/v1/messages", "", 400, "malformed"),
         ("POST", "/api/v1/messages", "[1,", 400, "malformed"),
@@ -425,6 +425,13 @@ async fn faults_are_answered_as_json_with_their_status() {
         ("POST", "/api/v1/tokens/revoke", "{}", 400, "malformed"),
         ("POST", "/api/v1/tokens/revoke", r#"{"user":"a","sid":"s"}"#, 400, "malformed"),
         ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"","expires_at":1}"#, 400, "malformed"),
+        (
+            "POST",
+            "/api/v1/sessions",
+            r#"{"user":"a","sid":"s","expires_at":9223372036854775808}"#,
+            400,
+            "malformed",
+        ),
         (
             "POST",
             "/api/v1/sessions",

@@ -8,7 +8,7 @@ pub fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let shown = |limit: Option<u64>| limit.map_or("unlimited".to_owned(), |files| files.to_string());
     if current == maximum {
-        tracing::info!(open_files = shown(current), "the limit on open files is at its highest already");
+        tracing::info!(open_files = shown(current), "the limit on open files is at the hard limit");
         return;
     }
     match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {

@@ -64,12 +64,15 @@ fn text(bytes_max: usize) -> ObjectBuilder {
 
 const ID: Option<&str> = Some(r"^[^:\u0000-\u001f\u007f-\u009f]+$");
 
+const CONVERSATION: &str =
+    r"^(d:[^:\u0000-\u001f\u007f-\u009f]{1,64}:|g:)[^:\u0000-\u001f\u007f-\u009f]{1,64}$";
+
 texts! {
     UserId: ID_BYTES_MAX, ID, "1 to 64 bytes without `:` and control characters";
     DeviceId: ID_BYTES_MAX, ID, "1 to 64 bytes without `:` and control characters";
     GroupId: ID_BYTES_MAX, ID, "Without `g:`; 1 to 64 bytes without `:` and control characters";
     MessageId: ID_BYTES_MAX, None, "Unique among all messages of this sender; the same id again is the same message";
-    ConversationId: 2 * ID_BYTES_MAX + 3, Some("^(d:[^:]+:[^:]+|g:[^:]+)$"), "`d:<user>:<user>`, the users in byte order, or `g:<group id>`";
+    ConversationId: 2 * ID_BYTES_MAX + 3, Some(CONVERSATION), "`d:<user>:<user>`, the users in byte order, or `g:<group id>`";
     TokenName: TOKEN_NAME_BYTES_MAX, None, "`jti` or `sid` of a token";
     RoomPattern: ROOM_BYTES_MAX, None, "The name of a room, or the beginning of names and `*`";
 }
@@ -172,7 +175,8 @@ fn refusals(rows: &[(u16, &str)]) -> BTreeMap<String, RefOr<Response>> {
 #[allow(dead_code)]
 pub enum NewMessages {
     One(NewMessage),
-    Many(Vec<NewMessage>),
+    /// The same, up to 1,000; one that is not sound is refused in its place.
+    Many(Vec<Value>),
 }
 
 /// What became of one message of a list.

@@ -6,8 +6,8 @@ use crate::{
     answer::{Problem, json},
     body,
     limits::{
-        REQUEST_BYTES_MIN, ROOM_BYTES_MAX, TOKEN_NAME_BYTES_MAX, TOKEN_ROOMS_MAX, TOKEN_TTL_MS_DEFAULT,
-        TOKEN_TTL_MS_MAX,
+        EXPIRES_AT_MAX, REQUEST_BYTES_MIN, ROOM_BYTES_MAX, TOKEN_NAME_BYTES_MAX, TOKEN_ROOMS_MAX,
+        TOKEN_TTL_MS_DEFAULT, TOKEN_TTL_MS_MAX,
     },
 };
 use axum::{body::Body, extract::State, response::IntoResponse};
@@ -66,7 +66,7 @@ pub struct SessionFields {
     user: UserId,
     #[schema(value_type = schema::TokenName)]
     sid: Box<str>,
-    #[schema(value_type = u64)]
+    #[schema(value_type = u64, maximum = 9_223_372_036_854_775_807_u64)]
     expires_at: Millis,
 }
 /// Opens a session that tokens may name.
@@ -83,6 +83,11 @@ pub async fn open_session(State(api): Shared, body: Body) -> Outcome {
     let text = body::read(body, REQUEST_BYTES_MIN).await?;
     let SessionFields { user, sid, expires_at } = body::parse(&text)?;
     let sid = checked_token_name("sid", sid)?;
+    if expires_at > EXPIRES_AT_MAX {
+        return Err(Problem::malformed(format!(
+            "expires_at is {expires_at}; it takes at most {EXPIRES_AT_MAX}"
+        )));
+    }
     blocking(move || api.access.open_session(NewSession { user, sid, expires_at })).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
