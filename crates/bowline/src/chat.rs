@@ -131,7 +131,7 @@ impl Chat {
             Some(_) => match &self.open {
                 None => say("nobody to send to; /to USER opens a conversation")?,
                 Some(id) => {
-                    let body = bowline_client::Body::Json(Value::from(line).to_string());
+                    let body = bowline_client::Body::Json(json!({"text": line}).to_string());
                     self.client.send(Target::Conversation(id.clone()), body).await?;
                     return Ok(true);
                 }
@@ -155,7 +155,7 @@ impl Chat {
         let frame = json!({"type": "history", "conversation_id": id, "limit": limit.clamp(1, 200)});
         let Some(page) = self.ask(frame).await? else { return Ok(()) };
         for message in page["messages"].as_array().into_iter().flatten() {
-            let text = message["body"].as_str().map_or_else(|| message["body"].to_string(), str::to_owned);
+            let text = said(&message["body"]);
             let seq = message["seq"].as_u64().unwrap_or_default();
             say(&format!("#{seq} {}: {text}", message["from"].as_str().unwrap_or("?")))?;
             self.mark_read(&id, seq).await?;
@@ -226,7 +226,7 @@ impl Chat {
     async fn show_message(&mut self, message: Message) -> anyhow::Result<()> {
         let body = match &message.body {
             bowline_client::Body::Json(json) => {
-                serde_json::from_str::<Value>(json).map(|v| text(&v)).unwrap_or_else(|_| json.clone())
+                serde_json::from_str::<Value>(json).map(|v| said(&v)).unwrap_or_else(|_| json.clone())
             }
             bowline_client::Body::Binary(bytes) => format!("({} bytes)", bytes.len()),
         };
@@ -259,6 +259,11 @@ impl Chat {
 
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// What a body says: its `text`, or all of it.
+fn said(body: &Value) -> String {
+    text(body.get("text").filter(|text| text.is_string()).unwrap_or(body))
 }
 
 /// The direct conversation of two users.

@@ -17,9 +17,6 @@ mod token;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::time::SystemTime;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> std::process::ExitCode {
     cli::run()
 }

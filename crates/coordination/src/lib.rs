@@ -7,10 +7,9 @@ use bowline_protocol::{
     DeviceId, UserId,
     link::{Claim, ConnRef, Open, SameDevice},
 };
-use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use indexmap::IndexMap;
+use smallvec::SmallVec;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Routes, taken and given up. Calls may answer later and on another thread; none waits.
 pub trait Coordination: Send + Sync {
@@ -27,7 +26,7 @@ pub trait Coordination: Send + Sync {
 /// All routes of one process.
 #[derive(Default)]
 pub struct Memory {
-    routes: Mutex<HashMap<UserId, Vec<Route>, ahash::RandomState>>,
+    routes: Mutex<IndexMap<UserId, SmallVec<[Route; 1]>, ahash::RandomState>>,
 }
 
 struct Route {
@@ -36,13 +35,13 @@ struct Route {
 }
 
 impl Memory {
-    fn lock(&self) -> MutexGuard<'_, HashMap<UserId, Vec<Route>, ahash::RandomState>> {
+    fn lock(&self) -> MutexGuard<'_, IndexMap<UserId, SmallVec<[Route; 1]>, ahash::RandomState>> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many connections have a route.
     pub fn route_count(&self) -> usize {
-        self.lock().values().map(Vec::len).sum()
+        self.lock().values().map(SmallVec::len).sum()
     }
 
     fn claim_now(&self, conn: &ConnRef, open: &Open) -> Claim {
@@ -55,13 +54,13 @@ impl Memory {
             SameDevice::Refuse if of_user.iter().any(is_rival) => Claim::InUse,
             SameDevice::Replace if newer => Claim::InUse,
             SameDevice::Replace | SameDevice::Refuse => {
-                let (ended, kept) = std::mem::take(of_user).into_iter().partition(is_rival);
-                *of_user = kept;
+                let (ended, kept): (Vec<Route>, Vec<Route>) =
+                    std::mem::take(of_user).into_iter().partition(is_rival);
+                *of_user = kept.into();
                 Claim::Won { ended: ended.into_iter().map(|r: Route| r.conn).collect() }
             }
         };
         if matches!(claim, Claim::Won { .. }) && !of_user.iter().any(|r| r.conn == *conn) {
-            of_user.reserve_exact(1);
             of_user.push(Route { device: open.device.clone(), conn: conn.clone() });
         }
         claim
@@ -78,7 +77,7 @@ impl Coordination for Memory {
         if let Some(of_user) = routes.get_mut(user) {
             of_user.retain(|r| r.conn != *conn);
             if of_user.is_empty() {
-                routes.remove(user);
+                routes.swap_remove(user);
             }
         }
     }

@@ -32,6 +32,7 @@ use bowline_protocol::{
 };
 use conversation::Conversation;
 use dedupe::Dedupe;
+use indexmap::IndexMap;
 use persist::{Batch, Found, Outcome, Query};
 use reads::{Deferred, ReadPurpose};
 use std::{
@@ -172,10 +173,11 @@ pub struct Core {
     config: Config,
     hasher: ahash::RandomState,
     nodes: Nodes,
-    conns: HashMap<ConnKey, Conn, ahash::RandomState>,
+    // Entries stand side by side in these two, so that the room kept for growth is not touched.
+    conns: IndexMap<ConnKey, Conn, ahash::RandomState>,
     /// Connections whose route is being claimed.
     opening: HashMap<ConnKey, Opening, ahash::RandomState>,
-    users: HashMap<UserId, User, ahash::RandomState>,
+    users: IndexMap<UserId, User, ahash::RandomState>,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
     gates: HashMap<UserId, VecDeque<Box<batch::Incoming>>, ahash::RandomState>,
@@ -214,9 +216,9 @@ impl Core {
         let map = || hasher.clone();
         Self {
             nodes: Nodes::default(),
-            conns: HashMap::with_hasher(map()),
+            conns: IndexMap::with_hasher(map()),
             opening: HashMap::with_hasher(map()),
-            users: HashMap::with_hasher(map()),
+            users: IndexMap::with_hasher(map()),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
             gates: HashMap::with_hasher(map()),
@@ -492,7 +494,7 @@ impl Core {
 
     /// Takes a connection out of every table; nothing happens when it is out already.
     fn remove_conn(&mut self, key: ConnKey, now: Now) {
-        let Some(conn) = self.conns.remove(&key) else { return };
+        let Some(conn) = self.conns.swap_remove(&key) else { return };
         let conn_ref = conn_ref(&self.nodes, key, conn.login);
         self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });
         let Some(user) = self.users.get_mut(&conn.user) else { return };
@@ -501,7 +503,7 @@ impl Core {
         if user.devices[index].conns.is_empty() {
             let device = user.devices.remove(index);
             if user.devices.is_empty() {
-                self.users.remove(&conn.user);
+                self.users.swap_remove(&conn.user);
             }
             self.enqueue(Entry::PutDevice {
                 user: conn.user,
