@@ -85,7 +85,7 @@ fn a_drain_by_the_api_moves_everybody_and_the_process_stays(transport: Transport
 }
 
 fn open_connections_work_unchanged_until_the_deadline(transport: Transport) {
-    let server = Server::with(&[("gateway.drain_timeout_ms", "2000"), ("gateway.migrate_spread_ms", "500")]);
+    let server = Server::with(&[("gateway.drain_timeout_ms", "5000"), ("gateway.migrate_spread_ms", "500")]);
     let mut alice = server.connect(transport, "alice");
     let mut bob = server.connect(transport, "bob");
     server.post("/admin/drain", &json!({})).expect(202);
