@@ -26,6 +26,10 @@ lint:
 conformance:
     ./scripts/conformance
 
+# The API against its own description
+openapi *flags:
+    ./scripts/openapi-check {{flags}}
+
 # Everything that CI runs
 ci:
     ./.ci/run
