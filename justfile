@@ -33,6 +33,7 @@ fuzz target="all" seconds="10":
 # 100,000 connections that come and go
 churn count="100000":
     ./scripts/churn {{count}}
+
 # The API against its own description
 openapi *flags:
     ./scripts/openapi-check {{flags}}
