@@ -21,8 +21,21 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use std::time::SystemTime;
 
 fn main() -> std::process::ExitCode {
+    bound_arenas();
     cli::run()
 }
+
+/// Memory that one thread frees is then there for the others: with an arena for each thread, 15,000 idle sessions
+/// take a tenth more.
+#[cfg(target_env = "gnu")]
+#[allow(unsafe_code)]
+fn bound_arenas() {
+    // SAFETY: mallopt sets a number, and no other thread has been started.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn bound_arenas() {}
 
 /// Milliseconds since the epoch.
 fn now_ms() -> u64 {

@@ -191,7 +191,7 @@ pub struct Core {
     unstored_devices: Vec<(UserId, DeviceId)>,
     /// The store failed; nothing but new messages is tried before this time.
     store_rest_until: Millis,
-    reads: HashMap<u64, ReadPurpose, ahash::RandomState>,
+    reads: HashMap<u64, Box<ReadPurpose>, ahash::RandomState>,
     timers: Timers,
     decided: Vec<ConnKey>,
     next_number: u64,

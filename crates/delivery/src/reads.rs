@@ -124,7 +124,7 @@ impl Core {
             Some(Origin::Conn { key, .. }) => key.1,
             _ => read,
         };
-        self.reads.insert(read, purpose);
+        self.reads.insert(read, Box::new(purpose));
         self.actions.push(Action::Read { read, lane, query });
     }
 
@@ -151,7 +151,7 @@ impl Core {
     }
 
     pub(crate) fn on_found(&mut self, read: u64, found: Found, now: Now) {
-        let Some(purpose) = self.reads.remove(&read) else { return };
+        let Some(purpose) = self.reads.remove(&read).map(|purpose| *purpose) else { return };
         if let Found::Failed(reason) = &found {
             return self.on_read_failed(purpose, reason, now);
         }

@@ -2,6 +2,9 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+/// A buffer that a burst has made larger than this is given back.
+const KEPT_BYTES: usize = 64 * 1024;
+
 pub struct Mailbox<T> {
     queue: Mutex<Vec<T>>,
     room: Condvar,
@@ -69,7 +72,7 @@ impl<T> Mailbox<T> {
     /// Moves everything into `into`, which must be empty; the two buffers change places.
     pub fn drain(&self, into: &mut Vec<T>) {
         debug_assert!(into.is_empty());
-        if into.capacity() > 4096 {
+        if into.capacity() * size_of::<T>() > KEPT_BYTES {
             *into = Vec::new();
         }
         std::mem::swap(&mut *self.lock(), into);

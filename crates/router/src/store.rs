@@ -13,6 +13,9 @@ use std::{
     thread,
 };
 
+/// Look-ups that share one look at the store.
+const READS_AT_ONCE: usize = 64;
+
 /// The way to the writer and the readers. Dropping it ends their threads, after what was given to them.
 pub(crate) struct Stores {
     writes: Arc<Queue<Box<Batch>>>,
@@ -41,8 +44,12 @@ impl Stores {
             reads.push(queue.clone());
             let to = shared.clone();
             threads.push(thread::Builder::new().name("store-reader".into()).spawn(move || {
-                while let Some((read, query)) = queue.pop() {
-                    to.events.push_control(Event::Found { read, found: reader.read(&query) });
+                while let Some(reads) = queue.pop_some(READS_AT_ONCE) {
+                    let (reads, queries): (Vec<u64>, Vec<Query>) = reads.into_iter().unzip();
+                    let found = reader.read_all(&queries);
+                    let events =
+                        reads.into_iter().zip(found).map(|(read, found)| Event::Found { read, found });
+                    to.events.push(events.collect());
                 }
             })?);
         }
@@ -109,10 +116,16 @@ impl<T> Queue<T> {
 
     /// The next item; `None` once it is closed and empty.
     fn pop(&self) -> Option<T> {
+        self.pop_some(1)?.pop()
+    }
+
+    /// What waits, at most `max` items; `None` once it is closed and empty.
+    fn pop_some(&self, max: usize) -> Option<Vec<T>> {
         let mut state = self.lock();
         loop {
-            if let Some(item) = state.0.pop_front() {
-                return Some(item);
+            if !state.0.is_empty() {
+                let count = state.0.len().min(max);
+                return Some(state.0.drain(..count).collect());
             }
             if state.1 {
                 return None;

@@ -17,4 +17,9 @@ pub trait Writer: Send {
 /// Reads beside the writer; sees everything that was committed before the call.
 pub trait Reader: Send {
     fn read(&mut self, query: &Query) -> Found;
+
+    /// Several at once, for a store that can share the cost of a look.
+    fn read_all(&mut self, queries: &[Query]) -> Vec<Found> {
+        queries.iter().map(|query| self.read(query)).collect()
+    }
 }

@@ -57,7 +57,7 @@ impl Default for Options {
         Self {
             page_bytes: 1024,
             writer_cache_bytes: 8 << 20,
-            reader_cache_bytes: 8 << 20,
+            reader_cache_bytes: 2 << 20,
             log_bytes: 64 << 20,
             log_bytes_max: 256 << 20,
         }
