@@ -34,6 +34,10 @@ fuzz target="all" seconds="10":
 churn count="100000":
     ./scripts/churn {{count}}
 
+# The API against its own description
+openapi *flags:
+    ./scripts/openapi-check {{flags}}
+
 # Everything that CI runs
 ci:
     ./.ci/run

@@ -13,6 +13,9 @@ on_both![
     nine_unparsable_texts_and_a_good_frame_close_nothing,
     unparsable_texts_of_every_kind_are_malformed,
     half_a_frame_and_then_the_end_harms_nobody,
+    who_ends_its_output_is_answered_first,
+    a_large_answer_reaches_who_has_ended_its_output,
+    an_error_repeats_any_id,
     garbage_harms_nobody,
     abrupt_ends_leave_nothing_behind,
 ];
@@ -214,6 +217,60 @@ fn half_a_frame_and_then_the_end_harms_nobody(transport: Transport) {
     until("only the watcher is left", || (server.status()["connections"] == 1).then_some(()));
     watcher.expect_no("msg.push");
     assert_eq!(watcher.tell("bob", 1).seq(), 1);
+}
+
+fn who_ends_its_output_is_answered_first(transport: Transport) {
+    let server = Server::start();
+    let login = server.login("alice").way(Way::FirstFrame);
+    let mut client = login.open(transport).expect("the server takes connections");
+    client.send(&login.frame());
+    for n in 0..100 {
+        client.send(&json!({"type": "msg.send", "id": format!("m{n}"), "to": "bob", "body": n}));
+    }
+    client.writer.end().expect("the connection is open");
+    let ending = client.wait_closed();
+    let acks: Vec<u64> =
+        ending.frames.iter().filter(|frame| frame.kind() == "msg.ack").map(|frame| frame.seq()).collect();
+    assert_eq!(acks, (1..=100).collect::<Vec<_>>());
+    until("nobody is left", || (server.status()["connections"] == 0).then_some(()));
+}
+
+fn a_large_answer_reaches_who_has_ended_its_output(transport: Transport) {
+    let server = Server::start();
+    let mut sender = server.connect(transport, "alice");
+    for _ in 0..20 {
+        sender.tell("bob", "x".repeat(30_000));
+    }
+    let mut client = server.login("bob").receive_buffer(4096).connect(transport);
+    for after in 0..20 {
+        let id = format!("h{after}");
+        client.send(
+            &json!({"type": "history", "id": id, "conversation_id": "d:alice:bob", "after_seq": after}),
+        );
+    }
+    client.writer.end().expect("the connection is open");
+    let ending = client.wait_closed();
+    assert_eq!(ending.frames.iter().filter(|frame| frame.kind() == "history.page").count(), 20);
+}
+
+fn an_error_repeats_any_id(transport: Transport) {
+    let server = Server::start();
+    let mut client = server.connect(transport, "alice");
+    let rows = [
+        (json!({"type": "msg.recv", "conversation_id": "g:none", "seq": 1}), "forbidden"),
+        (json!({"type": "msg.read", "conversation_id": "g:none", "seq": 1}), "forbidden"),
+        (json!({"type": "msg.recv", "conversation_id": "d:alice:bob", "seq": -1}), "malformed"),
+        (json!({"type": "connect", "token": "any"}), "identity_mismatch"),
+        (json!({"type": "ping", "data": 5}), "malformed"),
+        (json!({"type": "nothing"}), "unknown_type"),
+    ];
+    for (n, (mut frame, code)) in rows.into_iter().enumerate() {
+        frame["id"] = format!("e{n}").into();
+        client.send(&frame);
+        let answer = client.expect("error");
+        answer.expect_error(code);
+        assert_eq!(answer.json["id"], frame["id"], "{}", answer.text);
+    }
 }
 
 fn garbage_harms_nobody(transport: Transport) {

@@ -26,7 +26,9 @@ fn every_test_that_proves_a_promise_exists() {
 fn links_between_the_documents_lead_somewhere() {
     let root = tools::folder().join("..");
     let mut followed = 0;
-    for document in ["README.md", "CONTRIBUTING.md", "docs/protocol.md", "docs/promises.md"] {
+    for document in
+        ["README.md", "CONTRIBUTING.md", "docs/protocol.md", "docs/promises.md", "docs/operations.md"]
+    {
         let path = root.join(document);
         for target in read(&path).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
             if target.starts_with('#') || target.contains("://") {

@@ -249,6 +249,11 @@ impl Writer {
         }
     }
 
+    /// Says that no more is to come, and can be read on.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.stream().shutdown(Shutdown::Write)
+    }
+
     /// Bytes as they are, past the framing.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut stream = self.stream();

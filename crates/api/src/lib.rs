@@ -16,12 +16,13 @@ pub use end::{ApiEnd, Requests};
 
 use bowline_protocol::{DeviceId, Millis, UserId, error::Refusal};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Bounds of this crate: what they count, and what happens when they are reached.
 pub mod limits {
     use std::time::Duration;
 
-    /// Messages in one array; more is 400.
+    /// Messages in one array; more is 413.
     pub const MESSAGES_MAX: usize = 1000;
     /// Requests that wait for the router at a time; one more is 503 `overloaded`.
     pub const PENDING_MAX: usize = 65_536;
@@ -33,11 +34,17 @@ pub mod limits {
     pub const REQUEST_BYTES_MIN: usize = 4 << 20;
     /// What is read and thrown away of a body that is too large, so that the client gets to read its 413.
     pub const DISCARD_BYTES_MAX: usize = 256 << 20;
+    /// How long a body may take to arrive; then 400.
+    pub const BODY_TIME: Duration = Duration::from_secs(30);
+    /// How long a body that nobody wants is read, so that the client gets to read its refusal.
+    pub const DISCARD_TIME: Duration = Duration::from_secs(2);
     /// The largest `reason` of a kick, in bytes: a close frame holds no more.
     pub const REASON_BYTES_MAX: usize = 123;
     /// The longest life of a token, and how long one lives that does not say, in milliseconds.
     pub const TOKEN_TTL_MS_MAX: u64 = 10 * 365 * 24 * 3600 * 1000;
     pub const TOKEN_TTL_MS_DEFAULT: u64 = 3600 * 1000;
+    /// The latest time that a session may end, in milliseconds: what the store's whole numbers hold.
+    pub const EXPIRES_AT_MAX: u64 = i64::MAX as u64;
     /// How long a token of the demo page lives.
     pub const DEMO_TOKEN_TTL_MS: u64 = 24 * 3600 * 1000;
     /// Rooms that one token may name, and the longest such name in bytes.
@@ -80,10 +87,11 @@ pub struct NewToken {
 }
 
 /// `POST /api/v1/tokens`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Issued {
     pub token: String,
     pub sid: String,
+    #[schema(value_type = u64)]
     pub expires_at: Millis,
 }
 
@@ -104,7 +112,7 @@ pub enum Revoke {
 }
 
 /// `GET /admin/status`. Authenticated connections only are counted.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     pub node_id: String,
     pub boot_id: String,
@@ -119,7 +127,7 @@ pub struct Status {
     pub drain: Option<Drain>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Starting,
@@ -127,7 +135,7 @@ pub enum State {
     Draining,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transports {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ws: Option<Transport>,
@@ -135,7 +143,7 @@ pub struct Transports {
     pub tcp: Option<Transport>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transport {
     pub address: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -143,7 +151,7 @@ pub struct Transport {
     pub connections: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Drain {
     /// Milliseconds since the epoch.
     pub deadline: u64,

@@ -13,14 +13,15 @@ use axum::{
     Extension, Router,
     body::Body,
     extract::{Query, Request as HttpRequest, State},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use bowline_auth::{Fault, Identity, Question, Verifier};
 use bowline_protocol::{
-    ErrorCode, Millis, UserId,
+    DeviceId, ErrorCode, Millis, UserId,
     frame::ServerFrame,
+    ids::DeviceClass,
     link::{Answer, Request, Send as SendMessage},
 };
 use bytes::Bytes;
@@ -34,7 +35,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::{
     future::poll_fn,
     net::{IpAddr, SocketAddr, TcpStream},
@@ -63,6 +64,18 @@ pub struct Config {
     pub max_frame_bytes: usize,
     /// Who makes the tokens of `POST /demo/token`; `None` once a key is configured.
     pub demo_tokens: Option<Arc<dyn Access>>,
+    pub place: Place,
+}
+
+/// Where clients of this node connect: `GET /v1/place`.
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub node_id: String,
+    /// `node.advertise_ws` and `node.advertise_tcp`, as URLs.
+    pub advertised_ws: Option<String>,
+    pub advertised_tcp: Option<String>,
+    pub ws: SocketAddr,
+    pub tcp: Option<SocketAddr>,
 }
 
 struct Public {
@@ -74,8 +87,12 @@ struct Public {
 
 type Shared = State<Arc<Public>>;
 
+/// The two ends of the connection that a request came on.
 #[derive(Clone, Copy)]
-struct Peer(SocketAddr);
+struct Ends {
+    peer: SocketAddr,
+    local: SocketAddr,
+}
 
 /// Serves connections that were accepted elsewhere.
 #[derive(Clone)]
@@ -95,9 +112,11 @@ impl Server {
             .route("/demo/{file}", get(asset))
             .route("/demo/token", post(demo_token))
             .route("/v1/messages", post(send))
+            .route("/v1/place", get(place))
             .fallback(unknown_route)
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
+            .layer(from_fn(body::read_out))
             .with_state(public);
         let places = Arc::new(Semaphore::new(PUBLIC_CONNECTIONS_MAX));
         Self { routes, places, runtime, hand_back: Arc::default() }
@@ -127,9 +146,9 @@ impl Server {
 
     async fn serve_connection(self, stream: TcpStream, head: Bytes) -> Result<(), BoxError> {
         stream.set_nonblocking(true)?;
-        let peer = stream.peer_addr()?;
+        let ends = Ends { peer: stream.peer_addr()?, local: stream.local_addr()? };
         let mut rewind = Rewind { head, stream: tokio::net::TcpStream::from_std(stream)? };
-        let routes = TowerToHyperService::new(self.routes.layer(Extension(Peer(peer))));
+        let routes = TowerToHyperService::new(self.routes.layer(Extension(ends)));
         if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
             let mut builder = http2::Builder::new(TokioExecutor::new());
             builder.timer(TokioTimer::new());
@@ -267,20 +286,22 @@ async fn check_origin(State(public): Shared, request: HttpRequest, next: Next) -
 
 // Messages
 
+/// What the query may say about who asks.
 #[derive(Deserialize)]
-struct TokenQuery {
+struct Asker {
     token: Option<String>,
+    device_id: Option<DeviceId>,
+    device_class: Option<String>,
 }
 
 async fn send(
     State(public): Shared,
-    Extension(Peer(peer)): Extension<Peer>,
+    Extension(ends): Extension<Ends>,
     uri: Uri,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Problem> {
-    let token = one_token(&uri, &headers)?;
-    let identity = identify(&public.verifier, &token, peer.ip()).await.map_err(refused_token)?;
+    let identity = identify(&public.verifier, &uri, &headers, ends).await?;
     let text = body::read(body, REQUEST_BYTES_MIN.max(public.config.max_frame_bytes)).await?;
     let message = Message::parse(&text, public.config.max_frame_bytes)?;
     if message.from.as_ref().is_some_and(|from| *from != identity.user) {
@@ -305,12 +326,66 @@ async fn send(
     }
 }
 
-/// The token from the header or the query; both at once is malformed, as for WebSocket.
-fn one_token(uri: &Uri, headers: &HeaderMap) -> Result<String, Problem> {
-    let query = Query::<TokenQuery>::try_from_uri(uri)
-        .map_err(|error| Problem::malformed(error.body_text()))?
-        .0
-        .token;
+/// Where a client that connects directly should go.
+async fn place(
+    State(public): Shared,
+    Extension(ends): Extension<Ends>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    #[derive(Serialize)]
+    struct Answered<'a> {
+        ws: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tcp: Option<String>,
+        node_id: &'a str,
+    }
+    identify(&public.verifier, &uri, &headers, ends).await?;
+    let Place { node_id, advertised_ws, advertised_tcp, ws, tcp } = &public.config.place;
+    let reached = |address: &SocketAddr| match address.ip().is_unspecified() {
+        true => SocketAddr::new(ends.local.ip().to_canonical(), address.port()),
+        false => *address,
+    };
+    let listening_ws = || format!("ws://{}{}", reached(ws), public.config.ws_path);
+    let listening_tcp = || tcp.as_ref().map(|tcp| format!("tcp://{}", reached(tcp)));
+    let answered = Answered {
+        ws: advertised_ws.clone().unwrap_or_else(listening_ws),
+        tcp: advertised_tcp.clone().or_else(listening_tcp),
+        node_id,
+    };
+    Ok(json(StatusCode::OK, &answered))
+}
+
+/// Whom the token speaks for: the one in the header or the query; both at once is malformed, as for WebSocket.
+async fn identify(
+    verifier: &Verifier,
+    uri: &Uri,
+    headers: &HeaderMap,
+    ends: Ends,
+) -> Result<Identity, Problem> {
+    let asker = Query::<Asker>::try_from_uri(uri).map_err(|error| Problem::malformed(error.body_text()))?.0;
+    let class = asker.device_class.as_deref().map(|class| {
+        DeviceClass::parse(class).ok_or_else(|| {
+            Problem::malformed(format!(
+                "device_class is {class:?}; it takes web, ios, android, desktop or iot"
+            ))
+        })
+    });
+    let class = class.transpose()?;
+    let token = one_token(asker.token, headers)?;
+    let device_id = asker.device_id.as_deref();
+    let question = Question { token: &token, device_id, remote: ends.peer.ip() };
+    let identity = judge(verifier, question).await.map_err(refused_token)?;
+    let is_other_device = identity.device.as_ref().zip(asker.device_id.as_ref()).is_some_and(|(a, b)| a != b);
+    let is_other_class = identity.class.zip(class).is_some_and(|(a, b)| a != b);
+    if is_other_device || is_other_class {
+        let message = "the token is bound to another device or device class than the request names";
+        return Err(Problem::new(ErrorCode::Forbidden, message));
+    }
+    Ok(identity)
+}
+
+fn one_token(query: Option<String>, headers: &HeaderMap) -> Result<String, Problem> {
     let header = headers
         .get(header::AUTHORIZATION)
         .and_then(bearer)
@@ -325,7 +400,7 @@ fn one_token(uri: &Uri, headers: &HeaderMap) -> Result<String, Problem> {
     }
 }
 
-async fn identify(verifier: &Verifier, token: &str, remote: IpAddr) -> Result<Identity, Fault> {
+async fn judge(verifier: &Verifier, question: Question<'_>) -> Result<Identity, Fault> {
     let (reply, verdict) = oneshot::channel();
     let later = move || -> bowline_auth::Reply {
         Box::new(move |result| {
@@ -333,7 +408,7 @@ async fn identify(verifier: &Verifier, token: &str, remote: IpAddr) -> Result<Id
             let _ = reply.send(result);
         })
     };
-    if let Some(result) = verifier.verify(Question { token, device_id: None, remote }, now_ms(), later) {
+    if let Some(result) = verifier.verify(question, now_ms(), later) {
         return result;
     }
     match timeout(HEAD_TIMEOUT, verdict).await {
@@ -396,7 +471,7 @@ struct DemoUser {
 /// its own `Origin`; one that has pointed its name at this machine sends its own `Host`.
 async fn demo_token(
     State(public): Shared,
-    Extension(Peer(peer)): Extension<Peer>,
+    Extension(ends): Extension<Ends>,
     uri: Uri,
     headers: HeaderMap,
     body: Body,
@@ -408,7 +483,7 @@ async fn demo_token(
         ));
     };
     let forbidden = |message: &str| Problem::new(ErrorCode::Forbidden, message);
-    if !peer.ip().to_canonical().is_loopback() {
+    if !ends.peer.ip().to_canonical().is_loopback() {
         return Err(forbidden("demo tokens are for clients on this machine only"));
     }
     let host = uri

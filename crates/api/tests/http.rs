@@ -331,6 +331,39 @@ async fn every_endpoint_asks_the_router_and_answers_as_documented() {
     assert_eq!(rig.end.waiting(), 0);
 }
 
+/// The routes and the description come from one list; what is checked here is that nothing was routed beside it.
+#[tokio::test]
+async fn the_description_and_the_routes_are_the_same() {
+    let rig = Rig::start().await;
+    let description = rig.call("GET", "/api/openapi.json", "").await;
+    assert_eq!(description.status, 200);
+    let description = description.json();
+    assert!(description["openapi"].as_str().unwrap().starts_with("3.1"), "{}", description["openapi"]);
+    let mut operations = 0;
+    for (path, item) in description["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            operations += 1;
+            assert!(operation["summary"].is_string(), "{method} {path} has no summary");
+            let filled = path.replace("{id}", "d:a:b").replace("{user}", "ann").replace("{device}", "phone");
+            let answered = rig.call(&method.to_uppercase(), &filled, "").await;
+            let is_routed = answered.status != 405 && !answered.text.contains("there is nothing at");
+            assert!(is_routed, "{method} {filled}: {} {}", answered.status, answered.text);
+            let status = answered.status.to_string();
+            assert!(
+                operation["responses"].get(&status).is_some(),
+                "{method} {path}: {status} is not described"
+            );
+            if operation["security"] != serde_json::json!([{}]) {
+                assert!(operation["responses"].get("401").is_some(), "{method} {path} needs the key");
+            }
+        }
+    }
+    let server = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server.rs");
+    let source = std::fs::read_to_string(server).unwrap();
+    assert!(!source.contains(".route("), "routes are made with `routes!`, which describes them");
+    assert_eq!(operations, 19, "an endpoint came or went: look at docs/protocol.md too");
+}
+
 #[tokio::test]
 async fn the_router_is_asked_for_what_was_written() {
     let rig = Rig::start().await;
@@ -364,7 +397,7 @@ async fn faults_are_answered_as_json_with_their_status() {
     let many = format!("[{}]", vec!["{}"; 1001].join(","));
     let long_meta = format!(r#"{{"meta":{{"x":"{}"}}}}"#, "x".repeat(5000));
     let long_reason = format!(r#"{{"reason":"{}"}}"#, "x".repeat(124));
-    let rows: [(&str, &str, &str, u16, &str); 31] = [
+    let rows: [(&str, &str, &str, u16, &str); 32] = [
         ("POST", "/api/v1/messages", "no json", 400, "malformed"),
         ("POST", "/api/v1/messages", "", 400, "malformed"),
         ("POST", "/api/v1/messages", "[1,", 400, "malformed"),
@@ -392,6 +425,13 @@ async fn faults_are_answered_as_json_with_their_status() {
         ("POST", "/api/v1/tokens/revoke", "{}", 400, "malformed"),
         ("POST", "/api/v1/tokens/revoke", r#"{"user":"a","sid":"s"}"#, 400, "malformed"),
         ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"","expires_at":1}"#, 400, "malformed"),
+        (
+            "POST",
+            "/api/v1/sessions",
+            r#"{"user":"a","sid":"s","expires_at":9223372036854775808}"#,
+            400,
+            "malformed",
+        ),
         (
             "POST",
             "/api/v1/sessions",
@@ -538,12 +578,44 @@ fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server 
         allowed_origins: origins.iter().map(|origin| (*origin).to_owned()).collect(),
         max_frame_bytes: 1024,
         demo_tokens: has_demo.then_some(demo),
+        place: public::Place {
+            node_id: "n1".into(),
+            advertised_ws: None,
+            advertised_tcp: Some("tcp://a.example:81".into()),
+            ws: "0.0.0.0:80".parse().unwrap(),
+            tcp: Some("127.0.0.1:81".parse().unwrap()),
+        },
     };
     let verifier = Arc::new(Verifier::with_secret(SECRET));
     public::Server::new(config, rig.requests.clone(), verifier, tokio::runtime::Handle::current())
 }
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
+
+/// Requests that are refused by their head, their bodies coming after it: each is answered, on one connection.
+async fn refused_by_the_head(mut stream: tokio::net::TcpStream, path: &str) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let body = "x".repeat(100_000);
+    for _ in 0..3 {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(body.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "the connection ended");
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 401 "), "{}", String::from_utf8_lossy(&answer));
+    }
+}
+
+#[tokio::test]
+async fn who_is_refused_before_the_body_was_read_sees_the_refusal() {
+    let rig = Rig::start().await;
+    refused_by_the_head(tokio::net::TcpStream::connect(rig.api).await.unwrap(), "/api/v1/messages").await;
+    let server = public_server(&rig, &[], false);
+    refused_by_the_head(connect(&server).await, "/v1/messages").await;
+}
 
 /// A connection of which `server` serves the other end.
 async fn connect(server: &public::Server) -> tokio::net::TcpStream {
@@ -667,6 +739,35 @@ async fn http_2_is_spoken_when_the_client_begins_with_it() {
             .unwrap();
         let response = sender.send_request(request).await.unwrap();
         assert_eq!(response.status(), StatusCode::from_u16(status).unwrap(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_with_a_token_is_told_its_place() {
+    let rig = Rig::start().await;
+    let server = public_server(&rig, &[], false);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    let mut claims = bowline_auth::Claims::new(UserId::trusted("alice"), now, 60_000);
+    claims.device = Some(DeviceId::trusted("phone"));
+    let bearer = format!("Bearer {}", bowline_auth::mint(SECRET, &claims));
+    let good: Headers<'_> = &[("authorization", &bearer)];
+    let answered = ask(&server, "GET", "/v1/place", "", good).await;
+    assert_eq!(
+        answered.text,
+        r#"{"ws":"ws://127.0.0.1:80/socket","tcp":"tcp://a.example:81","node_id":"n1"}"#
+    );
+    let rows: [(&str, Headers<'_>, u16); 6] = [
+        ("/v1/place?device_id=phone&device_class=ios", good, 200),
+        ("/v1/place?device_id=tablet", good, 403),
+        ("/v1/place?device_id=a:b", good, 400),
+        ("/v1/place?device_class=toaster", good, 400),
+        ("/v1/place?token=x", good, 400),
+        ("/v1/place", &[], 401),
+    ];
+    for (path, headers, status) in rows {
+        let answered = ask(&server, "GET", path, "", headers).await;
+        assert_eq!(answered.status, status, "{path}: {}", answered.text);
+        assert!(status == 200 || answered.json()["code"].is_string(), "{path}: {}", answered.text);
     }
 }
 

@@ -19,7 +19,10 @@ pub use token::LEEWAY_MS;
 use bowline_protocol::{DeviceId, Millis, UserId, ids::DeviceClass};
 use keys::{Key, Signature};
 use remote::{Aim, Answer, Job, KeySet, Remote};
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 /// Who a token speaks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -105,7 +108,8 @@ pub struct Verifier {
 
 /// What is known without asking anybody.
 struct Core {
-    keys: Vec<Key>,
+    /// The configured ones; replaced as a whole.
+    keys: RwLock<Arc<[Key]>>,
     /// Keys of the issuer are looked for in a set that is fetched.
     has_remote_keys: bool,
     remote_keys: KeySet,
@@ -125,7 +129,7 @@ impl Verifier {
     /// One secret, HS256; nothing is revoked.
     pub fn with_secret(secret: &[u8]) -> Self {
         let core = Core {
-            keys: vec![Key::secret(secret)],
+            keys: RwLock::new([Key::secret(secret)].into()),
             has_remote_keys: false,
             remote_keys: KeySet::default(),
             expected: token::Expected::default(),
@@ -142,15 +146,9 @@ impl Verifier {
         revocations: Arc<Revocations>,
         sessions: Arc<Sessions>,
     ) -> Result<Self, KeyError> {
-        let mut keys = Vec::new();
-        if let Some(secret) = &config.secret {
-            keys.push(Key::secret(secret));
-        }
-        if let Some(pem) = &config.public_key {
-            keys.push(Key::public(pem)?);
-        }
+        let keys = configured(config.secret.as_deref(), config.public_key.as_deref())?;
         let core = Arc::new(Core {
-            keys,
+            keys: RwLock::new(keys),
             has_remote_keys: config.jwks_url.is_some(),
             remote_keys: KeySet::default(),
             expected: token::Expected { audience: config.audience, issuer: config.issuer },
@@ -202,15 +200,34 @@ impl Verifier {
         }
     }
 
+    /// Replaces the configured keys, and has the issuer's key set fetched. On an error nothing has changed.
+    pub fn reload(&self, secret: Option<&[u8]>, public_key: Option<&[u8]>) -> Result<(), KeyError> {
+        let keys = configured(secret, public_key)?;
+        *self.core.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        if let Some(remote) = &self.remote {
+            remote.fetch_soon();
+        }
+        Ok(())
+    }
+
     /// Why tokens may be refused that the issuer's newest keys would let pass: the last fetch failed.
     pub fn keys_fault(&self) -> Option<String> {
         self.core.remote_keys.fetched().fault
     }
 }
 
+fn configured(secret: Option<&[u8]>, public_key: Option<&[u8]>) -> Result<Arc<[Key]>, KeyError> {
+    let secret = secret.map(|secret| Ok(Key::secret(secret)));
+    secret.into_iter().chain(public_key.map(Key::public)).collect()
+}
+
 impl Core {
+    fn keys(&self) -> Arc<[Key]> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn has_keys(&self) -> bool {
-        self.has_remote_keys || !self.keys.is_empty()
+        self.has_remote_keys || !self.keys().is_empty()
     }
 
     fn judge(&self, token: &str, now: Millis) -> Verdict {
@@ -231,11 +248,12 @@ impl Core {
         let parts = token::Parts::of(token)?;
         let header = parts.header()?;
         let header = header.read()?;
+        let own = self.keys();
         let signature = if self.has_remote_keys {
             let fetched = self.remote_keys.fetched();
-            keys::verify(&[&self.keys, &fetched.keys], &header, &parts)
+            keys::verify(&[&own, &fetched.keys], &header, &parts)
         } else {
-            keys::verify(&[&self.keys], &header, &parts)
+            keys::verify(&[&own], &header, &parts)
         };
         match signature {
             Signature::Good => {}

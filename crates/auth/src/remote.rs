@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{Notify, Semaphore, mpsc},
     time::Instant,
 };
 
@@ -60,6 +60,8 @@ impl Default for RemoteLimits {
 pub(crate) struct Remote {
     jobs: mpsc::Sender<Job>,
     has_hook: bool,
+    /// Wakes the thread for a fetch of the keys.
+    fetch: Arc<Notify>,
 }
 
 /// A token that waits.
@@ -156,16 +158,22 @@ impl Remote {
             .enable_all()
             .build()
             .map_err(|error| KeyError::Thread { error: error.to_string() })?;
-        let work = Work { core, client, limits, hook_url };
+        let fetch = Arc::new(Notify::new());
+        let work = Work { core, client, limits, hook_url, fetch: fetch.clone() };
         std::thread::Builder::new()
             .name("auth-remote".into())
             .spawn(move || runtime.block_on(work.run(keys_url, asked)))
             .map_err(|error| KeyError::Thread { error: error.to_string() })?;
-        Ok(Self { jobs, has_hook })
+        Ok(Self { jobs, has_hook, fetch })
     }
 
     pub(crate) fn has_hook(&self) -> bool {
         self.has_hook
+    }
+
+    /// Fetches the keys as soon as the least time between two fetches allows.
+    pub(crate) fn fetch_soon(&self) {
+        self.fetch.notify_one();
     }
 
     /// Hands a token over; back again when too many wait.
@@ -198,6 +206,7 @@ struct Work {
     client: Client,
     limits: RemoteLimits,
     hook_url: Option<Url>,
+    fetch: Arc<Notify>,
 }
 
 impl Work {
@@ -235,6 +244,7 @@ impl Work {
                         Verdict::UnknownKey(_) => job.answer.give(Err(busy())),
                     },
                 },
+                () = work.fetch.notified() => next_fetch = Instant::now(),
                 () = tokio::time::sleep_until(due), if keys_url.is_some() && !is_fetching => {
                     is_fetching = true;
                     not_before = Instant::now() + Duration::from_millis(work.limits.keys_interval_min_ms);

@@ -201,6 +201,20 @@ fn a_public_key_takes_tokens_of_its_own_algorithm_only() {
 }
 
 #[test]
+fn keys_are_replaced_as_a_whole_or_not_at_all() {
+    let claims = json!({"sub": "ann", "exp": NOW_S + 60});
+    let sign =
+        |key| signed(&Header::new(Algorithm::RS256), &claims, &EncodingKey::from_rsa_pem(key).unwrap());
+    let (old, new) = (sign(key!("rsa")), sign(key!("rsa-other")));
+    let verifier = verifier(Config { public_key: Some(key!("rsa-other.pub").to_vec()), ..Config::default() });
+    assert_eq!([judge(&verifier, &old).is_ok(), judge(&verifier, &new).is_ok()], [false, true]);
+    verifier.reload(None, Some(key!("rsa.pub"))).unwrap();
+    assert_eq!([judge(&verifier, &old).is_ok(), judge(&verifier, &new).is_ok()], [true, false]);
+    assert_eq!(verifier.reload(Some(SECRET), Some(b"nonsense")), Err(KeyError::Unknown));
+    assert_eq!([judge(&verifier, &old).is_ok(), judge(&verifier, &hs256(&claims)).is_ok()], [true, false]);
+}
+
+#[test]
 fn a_key_that_will_not_do_is_refused_at_start() {
     let rows: [(&[u8], KeyError); 7] = [
         (key!("rsa"), KeyError::Private),

@@ -17,14 +17,14 @@ pub struct Keeper {
     tables: Mutex<AuthTables>,
     pub revocations: Arc<Revocations>,
     pub sessions: Arc<Sessions>,
-    /// `None` where tokens are judged by a public key only.
-    signer: Option<Signer>,
+    /// Or why this server cannot sign.
+    signer: Result<Signer, String>,
     gateway: OnceLock<Gateway>,
 }
 
 impl Keeper {
     /// With what was revoked, and which sessions were opened, in earlier lives.
-    pub fn load(mut tables: AuthTables, signer: Option<Signer>) -> anyhow::Result<Self> {
+    pub fn load(mut tables: AuthTables, signer: Result<Signer, String>) -> anyhow::Result<Self> {
         let now = now_ms();
         let (revocations, sessions) = (Revocations::default(), Sessions::default());
         for row in tables.revocations(now)? {
@@ -61,12 +61,7 @@ impl Keeper {
 
 impl Access for Keeper {
     fn issue(&self, wanted: NewToken) -> Result<Issued, Refusal> {
-        let signer = self.signer.as_ref().ok_or_else(|| {
-            Refusal::new(
-                ErrorCode::Conflict,
-                "tokens are judged with auth.public_key: whoever holds the private key signs them",
-            )
-        })?;
+        let signer = self.signer.as_ref().map_err(|why| Refusal::new(ErrorCode::Conflict, why))?;
         let unavailable = |error: anyhow::Error| Refusal::new(ErrorCode::Unavailable, error.to_string());
         let (user, sid) = (wanted.user.clone(), random_text().map_err(unavailable)?);
         let (token, expires_at) = signer.sign_for_session(wanted, &sid).map_err(unavailable)?;
@@ -96,7 +91,9 @@ impl Access for Keeper {
         self.tables().revoke(&row).map_err(not_stored)?;
         self.revocations.revoke(Revocation { target: target.clone(), expires_at }, now);
         let Some(gateway) = self.gateway.get() else { return Ok(0) };
-        let closed = gateway.close_where(move |session| is_named(&target, session), CloseCode::Revoked);
+        let named = target.clone();
+        let closed = gateway.close_where(move |session| is_named(&named, session), CloseCode::Revoked);
+        tracing::info!(?target, connections = closed, "revoked over the API");
         Ok(closed as u64)
     }
 }

@@ -4,9 +4,10 @@ use crate::{
     admin, bench, chat,
     config::{self, Config, Note, Settings, Sources, text},
     data::DataDir,
-    serve, token,
+    errors, metrics, serve, token,
 };
 use anyhow::Context;
+use bowline_store::sqlite::{self, BackupError};
 use clap::{Args, Parser, Subcommand};
 use std::{
     io::{IsTerminal, Write},
@@ -52,6 +53,8 @@ enum Command {
     Status(StatusArgs),
     /// Lets a running server take no new clients and move those it has
     Drain(DrainArgs),
+    /// Copies the database to a file, also while a server runs
+    Backup(BackupArgs),
     /// Chats in the terminal
     Chat(ChatArgs),
     /// Measures a running server
@@ -116,6 +119,15 @@ struct TokenArgs {
     /// How long it is good: 90s, 15m, 1h, 7d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
     ttl: Duration,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+#[derive(Args)]
+struct BackupArgs {
+    /// The file to write, which must not exist yet
+    #[arg(long, value_name = "FILE")]
+    to: PathBuf,
     #[command(flatten)]
     config: ConfigArgs,
 }
@@ -232,6 +244,12 @@ enum ConfigCommand {
     /// The reference in Markdown
     #[command(hide = true)]
     Reference,
+    /// The reference of error and close codes in Markdown
+    #[command(hide = true)]
+    Errors,
+    /// The table of metrics in Markdown
+    #[command(hide = true)]
+    Metrics,
 }
 
 pub fn run() -> ExitCode {
@@ -273,6 +291,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             let status = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
             print(&if args.api.json { admin::json(&status) } else { admin::drain_begun(&status) })
         }
+        Command::Backup(args) => back_up(&args),
         Command::Chat(args) => {
             let tokens = args.public.tokens()?;
             let token = tokens(&args.user).map_err(Failure::Failed)?;
@@ -285,6 +304,19 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         Command::Bench(args) => run_bench(args),
         Command::Config { command } => run_config(command),
     }
+}
+
+fn back_up(args: &BackupArgs) -> Result<(), Failure> {
+    let (config, _) = args.config.settings(&ServeFlags::default())?.config()?;
+    let began = std::time::Instant::now();
+    sqlite::backup(&config.node.data, &args.to).map_err(|error| match error {
+        BackupError::Missing { .. } | BackupError::Exists { .. } => Failure::Usage(error.into()),
+        BackupError::Open { .. } | BackupError::Failed { .. } | BackupError::Sync { .. } => {
+            Failure::Failed(error.into())
+        }
+    })?;
+    let bytes = std::fs::metadata(&args.to).map_or(0, |file| file.len());
+    print(&format!("{}: {bytes} bytes in {} ms\n", args.to.display(), began.elapsed().as_millis()))
 }
 
 fn run_bench(args: BenchArgs) -> Result<(), Failure> {
@@ -316,6 +348,12 @@ fn run_config(command: ConfigCommand) -> Result<(), Failure> {
         }
         ConfigCommand::Example => print(&text::example()),
         ConfigCommand::Reference => print(&text::reference()),
+        ConfigCommand::Errors => print(&errors::reference()),
+        ConfigCommand::Metrics => {
+            let table =
+                metrics::reference().context("the metrics cannot be written").map_err(Failure::Failed)?;
+            print(&table)
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use prometheus_client::{
     metrics::MetricType,
     registry::Registry,
 };
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// Counters and gauges at one moment.
 #[derive(Debug, Clone, Default)]
@@ -33,6 +33,42 @@ pub fn encode(snapshot: Snapshot) -> Result<String, fmt::Error> {
     registry.register_collector(Box::new(snapshot));
     let mut out = String::new();
     text::encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+/// The table of `docs/operations.md`, read off a scrape in which every label is named.
+pub fn reference() -> Result<String, fmt::Error> {
+    let snapshot = Snapshot {
+        gateway: bowline_gateway::Metrics {
+            closed_total: vec![("bye", 0)],
+            handshake_refused_total: vec![(401, 0)],
+            ingress_failures_total: vec![("msg.send", "conflict", 0)],
+            ..Default::default()
+        },
+        ledger: Some(LedgerTotals::default()),
+        ..Snapshot::default()
+    };
+    let text = encode(snapshot)?;
+    let mut out = String::from("| metric | type | labels | meaning |\n|---|---|---|---|\n");
+    let described = |line: &str, word: &str| -> Option<(String, String)> {
+        let (name, rest) = line.strip_prefix("# ")?.strip_prefix(word)?.trim_start().split_once(' ')?;
+        Some((name.to_owned(), rest.to_owned()))
+    };
+    let lines: Vec<&str> = text.lines().collect();
+    for (index, line) in lines.iter().enumerate() {
+        let Some((name, meaning)) = described(line, "HELP") else { continue };
+        let kind = described(lines.get(index + 1).unwrap_or(&""), "TYPE").ok_or(fmt::Error)?.1;
+        let sample = lines.get(index + 2).ok_or(fmt::Error)?;
+        let (shown, labels) = match sample.split_once('{') {
+            None => (sample.split(' ').next().unwrap_or(&name), String::from("–")),
+            Some((shown, labels)) => {
+                let parts = labels.split("\",").filter_map(|part| part.split('=').next());
+                (shown, parts.map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", "))
+            }
+        };
+        let meaning = meaning.trim_end_matches('.');
+        writeln!(out, "| `{shown}` | {kind} | {labels} | {meaning} |")?;
+    }
     Ok(out)
 }
 
@@ -210,6 +246,18 @@ type NoLabels = [(&'static str, &'static str); 0];
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn docs_operations_md_has_the_table() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
+        let found = std::fs::read_to_string(path).unwrap_or_default();
+        let table = reference().unwrap();
+        assert!(table.lines().count() > 35, "{table}");
+        assert!(
+            found.contains(&table),
+            "put this into docs/operations.md (`bowline config metrics`):\n{table}"
+        );
+    }
 
     #[test]
     fn names_are_those_of_the_reference() {

@@ -5,11 +5,12 @@ use crate::{
     cli::Failure,
     config::{Config, Note},
     data::DataDir,
+    files,
+    keys::Keys,
     log,
     node::{Canary, Node},
     random, random_text, stop,
     stop::{Ended, Stopping},
-    token::Signer,
 };
 use anyhow::{Context, anyhow};
 use bowline_api::{Access, ApiEnd, Requests, public, server};
@@ -47,6 +48,7 @@ pub fn run(config: Config, notes: &[Note]) -> Result<(), Failure> {
 async fn serve(config: Config) -> Result<(), Failure> {
     let started = Instant::now();
     let mut events = stop::signals().context("signals cannot be taken").map_err(Failure::Failed)?;
+    files::raise_limit();
     let data = DataDir::open(&config.node.data)?;
     let store = open_store(data.path())?;
     let keys = Keys::of(&config, &data)?;
@@ -76,10 +78,17 @@ async fn serve(config: Config) -> Result<(), Failure> {
             ws_path: config.gateway.ws_path.clone(),
             allowed_origins: config.gateway.allowed_origins.clone(),
             max_frame_bytes: config.gateway.max_frame_bytes,
+            place: public::Place {
+                node_id: node.node_id.to_string(),
+                advertised_ws: config.node.advertise_ws.clone(),
+                advertised_tcp: config.node.advertise_tcp.clone(),
+                ws: bound.addresses().ws,
+                tcp: bound.addresses().tcp,
+            },
             demo_tokens: keys.generated.is_some().then(|| keeper.clone() as Arc<dyn Access>),
         },
         requests.clone(),
-        verifier,
+        verifier.clone(),
         tokio::runtime::Handle::current(),
     );
     let serve_http = public.clone();
@@ -109,6 +118,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
         serve_api(listener, &config, &keys, &requests, &control, keeper)?;
     }
     keys.announce(&config);
+    keys.watch(&config, verifier.clone());
     if !control.canary.fly(&requests).await {
         tracing::warn!("the router does not answer; /readyz says so until it does");
     }
@@ -120,6 +130,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let ended = stop::run(
         &mut events,
         Stopping {
+            reload: &|| keys.reload(&config, &verifier),
             drain: &|reason| gateway.drain(reason),
             remaining: &|| gateway.remaining() as u64,
             time_left: &|| {
@@ -291,67 +302,4 @@ fn log_gateway(control: &Node, config: &Config) {
     if let Some(tcp) = addresses.tcp {
         tracing::info!("TCP listens on tcp://{tcp}");
     }
-}
-
-// Keys
-
-/// What signs and judges tokens, and what opens the API.
-struct Keys {
-    verifier: bowline_auth::Config,
-    /// The secret of this data directory, when nobody has configured a key.
-    generated: Option<String>,
-    api: String,
-    is_api_generated: bool,
-}
-
-impl Keys {
-    fn of(config: &Config, data: &DataDir) -> Result<Self, Failure> {
-        let generated = match config.auth.has_key() {
-            true => None,
-            false => Some(data.secret(DataDir::TOKEN_SECRET)?),
-        };
-        let secret = config.auth.secret.as_ref().or(generated.as_ref());
-        let verifier = bowline_auth::Config {
-            secret: secret.map(|secret| secret.clone().into_bytes()),
-            public_key: config.auth.public_key.as_deref().map(read_public_key).transpose()?,
-            audience: config.auth.audience.clone(),
-            issuer: config.auth.issuer.clone(),
-            sessions: config.auth.sessions,
-            ..bowline_auth::Config::default()
-        };
-        let api = match &config.api.key {
-            Some(key) => key.clone(),
-            None => data.secret(DataDir::API_KEY)?,
-        };
-        Ok(Self { verifier, generated, api, is_api_generated: config.api.key.is_none() })
-    }
-
-    fn signer(&self, config: &Config) -> Option<Signer> {
-        let secret = config.auth.secret.as_ref().or(self.generated.as_ref())?;
-        Some(Signer::new(secret, config))
-    }
-
-    /// How to get in while nothing is configured.
-    fn announce(&self, config: &Config) {
-        let data = config.node.data.display();
-        if self.generated.is_some() {
-            tracing::info!(
-                "no key is configured: loopback only, tokens are signed for this data directory; get one with: \
-                 bowline token --user alice --data {data}"
-            );
-        }
-        if self.is_api_generated && config.node.has_api {
-            tracing::info!("no api.key is configured: this data directory's is {}", self.api);
-        }
-    }
-}
-
-/// `auth.public_key` is PEM text, or the path of a PEM file.
-fn read_public_key(value: &str) -> Result<Vec<u8>, Failure> {
-    if value.contains("-----BEGIN") {
-        return Ok(value.as_bytes().to_vec());
-    }
-    std::fs::read(value)
-        .with_context(|| format!("auth.public_key: the file {value} cannot be read"))
-        .map_err(Failure::Usage)
 }

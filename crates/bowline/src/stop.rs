@@ -42,6 +42,8 @@ pub fn signals() -> io::Result<Receiver<Event>> {
 
 /// What ending a server takes.
 pub struct Stopping<'a> {
+    /// What SIGHUP asks for.
+    pub reload: &'a (dyn Fn() + Sync),
     pub drain: &'a (dyn Fn(&str) + Sync),
     /// Connections that are left.
     pub remaining: &'a (dyn Fn() -> u64 + Sync),
@@ -61,7 +63,7 @@ pub enum Ended {
 
 /// Waits for the first signal, drains, and returns as soon as no connection is left.
 pub async fn run(events: &mut Receiver<Event>, stopping: Stopping<'_>) -> Ended {
-    wait_for_stop(events).await;
+    wait_for_stop(events, stopping.reload).await;
     (stopping.drain)("shutdown");
     let time_left = (stopping.time_left)();
     tracing::info!(
@@ -81,14 +83,14 @@ pub async fn run(events: &mut Receiver<Event>, stopping: Stopping<'_>) -> Ended 
     };
     tokio::select! {
         ended = drained => ended,
-        () = wait_for_stop(events) => Ended::Interrupted,
+        () = wait_for_stop(events, stopping.reload) => Ended::Interrupted,
     }
 }
 
 /// Returns too when nobody can send signals any more: a server that cannot be told to stop must not run.
-async fn wait_for_stop(events: &mut Receiver<Event>) {
+async fn wait_for_stop(events: &mut Receiver<Event>, reload: &(dyn Fn() + Sync)) {
     while events.recv().await == Some(Event::Reload) {
-        tracing::info!("SIGHUP: nothing of this server can be reloaded; restart it for a new configuration");
+        reload();
     }
 }
 
@@ -101,18 +103,26 @@ mod tests {
     };
 
     struct Server {
+        reloads: AtomicU64,
         drains: Mutex<Vec<String>>,
         connections: AtomicU64,
     }
 
     /// Ends a server of so many connections, of which one goes at every look once it drains.
     async fn end(connections: u64, timeout_ms: u64, shrinks: bool, events: &[Event]) -> (Ended, Vec<String>) {
-        let server = Server { drains: Mutex::default(), connections: AtomicU64::new(connections) };
+        let server = Server {
+            reloads: AtomicU64::new(0),
+            drains: Mutex::default(),
+            connections: AtomicU64::new(connections),
+        };
         let (sender, mut receiver) = channel(SIGNALS_MAX);
         for event in events {
             sender.send(*event).await.unwrap();
         }
         let stopping = Stopping {
+            reload: &|| {
+                server.reloads.fetch_add(1, Ordering::Relaxed);
+            },
             drain: &|reason| server.drains.lock().unwrap().push(reason.to_owned()),
             remaining: &|| {
                 let left = server.connections.load(Ordering::Relaxed);
@@ -124,6 +134,8 @@ mod tests {
             time_left: &|| Duration::from_millis(timeout_ms),
         };
         let ended = run(&mut receiver, stopping).await;
+        let wanted = events.iter().filter(|event| **event == Event::Reload).count() as u64;
+        assert_eq!(server.reloads.load(Ordering::Relaxed), wanted);
         (ended, server.drains.into_inner().unwrap())
     }
 

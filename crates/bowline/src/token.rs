@@ -1,11 +1,27 @@
 //! Signs tokens: for `bowline token` and for the API.
 
-use crate::{cli::Failure, config::Config, data::DataDir, random_text};
+use crate::{
+    cli::Failure,
+    config::{Auth, Config},
+    data::DataDir,
+    random_text,
+};
 use anyhow::anyhow;
 use bowline_api::NewToken;
 use bowline_auth::{Claims, SessionMode, mint};
 use bowline_protocol::{DeviceId, Millis, UserId};
 use std::time::Duration;
+
+/// Who signs tokens where Bowline can only judge them.
+pub fn cannot_sign(auth: &Auth) -> String {
+    let judges = auth.judges();
+    let signs = match judges.contains(&"auth.hook_url") {
+        true if judges.len() == 1 => "the application issues them",
+        true => "the application, or whoever holds the private key, issues them",
+        false => "whoever holds the private key signs them",
+    };
+    format!("tokens are judged with {}: {signs}", judges.join(" and "))
+}
 
 pub struct Signer {
     secret: String,
@@ -32,9 +48,9 @@ impl Signer {
         }
         match (&config.auth.secret, config.auth.has_key()) {
             (Some(secret), _) => Ok(Self::new(secret, config)),
-            (None, true) => Err(Failure::Usage(anyhow!(
-                "tokens are judged with auth.public_key: whoever holds the private key signs them, Bowline cannot"
-            ))),
+            (None, true) => {
+                Err(Failure::Usage(anyhow!("{}; Bowline cannot sign tokens then", cannot_sign(&config.auth))))
+            }
             (None, false) => {
                 let secret = DataDir::open(&config.node.data)?.secret(DataDir::TOKEN_SECRET)?;
                 Ok(Self::new(&secret, config))

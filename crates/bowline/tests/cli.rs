@@ -112,8 +112,18 @@ fn a_token_is_all_that_token_prints_and_the_key_stays() {
     let mut rules = jsonwebtoken::Validation::new(jsonwebtoken::Algorithm::HS256);
     rules.set_audience(&["chat"]);
     assert!(jsonwebtoken::decode::<serde_json::Value>(&token, &key, &rules).is_ok());
-    let output = run(&dir.0, &["token", "--user", "bob", "--set", "auth.public_key=key.pem"]);
-    assert_eq!(output.status.code(), Some(2));
+    for (set, told) in [
+        (
+            "auth.public_key=key.pem",
+            "auth.public_key: whoever holds the private key signs them; Bowline cannot",
+        ),
+        ("auth.jwks_url=http://127.0.0.1:1/", "auth.jwks_url: whoever holds the private key signs them"),
+        ("auth.hook_url=http://127.0.0.1:1/", "auth.hook_url: the application issues them; Bowline cannot"),
+    ] {
+        let output = run(&dir.0, &["token", "--user", "bob", "--set", set]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
+    }
 }
 
 #[test]

@@ -103,6 +103,9 @@ impl Server {
     fn address(&self, before: &str) -> String {
         let line = self.log.iter().find_map(|line| Some(line.split_once(before)?.1));
         line.unwrap_or_else(|| panic!("no {before:?} in\n{}", self.log.join("\n")))
+            .split('"')
+            .next()
+            .unwrap_or_default()
             .trim_end_matches('/')
             .to_owned()
     }
@@ -331,4 +334,155 @@ fn what_is_revoked_stays_revoked() {
     Client::with_token(&server, issue(&server)["token"].as_str().unwrap()).wait_for("connected");
     let (code, _, error) = dir.run(&["token", "--user", "alice", "--set", "auth.sessions=required"]);
     assert!(code == Some(2) && error.contains("/api/v1/tokens"), "{error}");
+}
+
+/// Says 200 and `text` to every request, until the test ends.
+fn answering(text: impl Fn() -> String + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/asked", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut head = [0; 16 << 10];
+            let mut read = 0;
+            while !head[..read].windows(4).any(|bytes| bytes == b"\r\n\r\n") {
+                match stream.read(&mut head[read..]) {
+                    Ok(0) | Err(_) => break,
+                    Ok(more) => read += more,
+                }
+            }
+            let text = text();
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+                text.len()
+            );
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    url
+}
+
+/// The status and text of `GET /v1/place`.
+fn place(server: &Server, token: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(server.address("demo page listen on http://")).unwrap();
+    stream.set_read_timeout(Some(WAIT_MAX)).unwrap();
+    let head = format!(
+        "GET /v1/place HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\nconnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+fn pem(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../auth/src/tests/keys");
+    fs::read_to_string(format!("{folder}/{name}.pem")).unwrap()
+}
+
+fn signed(key: &str) -> String {
+    let key = jsonwebtoken::EncodingKey::from_rsa_pem(pem(key).as_bytes()).unwrap();
+    let claims = serde_json::json!({"sub": "ann", "exp": 4_000_000_000_u64});
+    jsonwebtoken::encode(&jsonwebtoken::Header::new(jsonwebtoken::Algorithm::RS256), &claims, &key).unwrap()
+}
+
+fn key_set(key: &str) -> String {
+    let key = jsonwebtoken::EncodingKey::from_rsa_pem(pem(key).as_bytes()).unwrap();
+    let jwk = jsonwebtoken::jwk::Jwk::from_encoding_key(&key, jsonwebtoken::Algorithm::RS256).unwrap();
+    serde_json::json!({"keys": [jwk]}).to_string()
+}
+
+#[test]
+fn sighup_takes_another_public_key() {
+    let dir = Dir::new();
+    fs::write(dir.0.join("key.pem"), pem("rsa.pub")).unwrap();
+    let mut server = dir.serve(&["--set", "auth.public_key=key.pem", "--node-id", "n1"]);
+    let (old, new) = (signed("rsa"), signed("rsa-other"));
+    let (status, told) = place(&server, &old);
+    let (ws, tcp) = (server.address("WebSocket listens on "), server.address("TCP listens on "));
+    assert_eq!((status, told), (200, format!(r#"{{"ws":"{ws}","tcp":"{tcp}","node_id":"n1"}}"#)));
+    assert_eq!(place(&server, &new).0, 401);
+    fs::write(dir.0.join("key.pem"), "nonsense").unwrap();
+    server.signal("HUP");
+    server.wait_for("the keys stay as they were");
+    assert_eq!(place(&server, &old).0, 200);
+    fs::write(dir.0.join("key.pem"), pem("rsa-other.pub")).unwrap();
+    server.signal("HUP");
+    server.wait_for("auth.public_key is read again");
+    assert_eq!([place(&server, &old).0, place(&server, &new).0], [401, 200]);
+    let (status, answer) = post(&server, &dir, "/api/v1/tokens", r#"{"user":"ann"}"#);
+    let why = answer["message"].as_str().unwrap().to_owned();
+    assert!(status == 409 && why.contains("whoever holds the private key signs them"), "{answer}");
+}
+
+#[test]
+fn keys_of_an_issuer_and_the_applications_hook_judge_tokens() {
+    let dir = Dir::new();
+    let keys = answering(|| key_set("rsa"));
+    let hook = answering(|| r#"{"user_id":"ann"}"#.to_owned());
+    let (keys, hook) = (format!("auth.jwks_url={keys}"), format!("auth.hook_url={hook}"));
+    let server = dir.serve(&["--set", &keys, "--set", &hook]);
+    let asked =
+        ["opaque".to_owned(), signed("rsa"), signed("rsa-other")].map(|token| place(&server, &token).0);
+    assert_eq!(asked, [200, 200, 401]);
+    // An issuer that is not there is told, and tokens wait for it in vain.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut server = dir.serve(&["--data", "other", "--set", &format!("auth.jwks_url=http://{free}/")]);
+    if !server.log.iter().any(|line| line.contains("keys cannot be fetched")) {
+        server.wait_for("keys cannot be fetched");
+    }
+    assert_eq!(place(&server, &signed("rsa")).0, 503);
+}
+
+#[test]
+fn a_backup_of_a_running_server_opens_and_serves() {
+    let dir = Dir::new();
+    let server = dir.serve(&[]);
+    let message = |id: &str| format!(r#"{{"id":"{id}","from":"ann","to":"bob","body":"hello"}}"#);
+    assert_eq!(post(&server, &dir, "/api/v1/messages", &message("1")).0, 200);
+    let (code, told, error) = dir.run(&["backup", "--to", "copy.db"]);
+    assert!(code == Some(0) && told.starts_with("copy.db: "), "{told}{error}");
+    assert_eq!(post(&server, &dir, "/api/v1/messages", &message("2")).1["seq"], 2);
+    for (arguments, part) in [
+        (["backup", "--to", "copy.db", "--data", "bowline-data"], "exists already"),
+        (["backup", "--to", "other.db", "--data", "nowhere"], "there is no database"),
+    ] {
+        let (code, _, error) = dir.run(&arguments);
+        assert!(code == Some(2) && error.contains(part), "{arguments:?}: {error}");
+    }
+    drop(server);
+    fs::create_dir(dir.0.join("restored")).unwrap();
+    fs::rename(dir.0.join("copy.db"), dir.0.join("restored/bowline.db")).unwrap();
+    fs::copy(dir.0.join("bowline-data/api.key"), dir.0.join("restored/api.key")).unwrap();
+    let server = dir.serve(&["--data", "restored"]);
+    // The first is there, so its id is known; what came after the copy is not.
+    assert_eq!(post(&server, &dir, "/api/v1/messages", &message("1")).1["seq"], 1);
+    assert_eq!(post(&server, &dir, "/api/v1/messages", &message("3")).1["seq"], 2);
+}
+
+#[test]
+fn every_line_of_the_log_is_json_when_that_is_asked_for() {
+    let dir = Dir::new();
+    let sets = ["--set", "log.format=json", "--set", "log.level=debug", "--node-id", "n1"];
+    let mut server = dir.serve(&sets);
+    let mut client = Client::connect(&dir, &server, "ann");
+    let body = r#"{"reason":"because"}"#;
+    let (status, answer) = post(&server, &dir, "/api/v1/users/ann/kick", body);
+    assert_eq!((status, &answer["closed"]), (200, &1.into()));
+    assert_eq!(client.wait_for("session.closed")["code"], 4504);
+    server.wait_for("connection ends");
+    let lines = server.log.iter().filter(|line| *line != "ready");
+    let lines: Vec<serde_json::Value> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let line = |message: &str| {
+        let found = lines.iter().find(|line| line["message"] == message);
+        found.unwrap_or_else(|| panic!("no line {message:?} in {lines:#?}"))
+    };
+    assert_eq!((&line("node")["node_id"], &line("node")["level"]), (&"n1".into(), &"INFO".into()));
+    assert_eq!((&line("connected")["user"], &line("connected")["device"]), (&"ann".into(), &"d".into()));
+    let kick = line("kick asked for over the API");
+    assert_eq!(kick["user"], "ann");
+    let end = line("connection ends");
+    assert!(end["user"].as_str().unwrap().contains("ann") && end["login"].is_number(), "{end}");
+    assert_eq!(end["cause"], "kicked");
+    assert!(lines.iter().all(|line| line["timestamp"].is_string()), "{lines:#?}");
 }

@@ -358,11 +358,11 @@ impl Core {
                 let asker = asker(Some(Arc::from(send.id.as_str())));
                 self.on_send(asker, send.by(user), Some(device), now);
             }
-            ClientFrame::MsgRecv { conversation, seq } => {
-                self.on_position(asker(None), user, device, &conversation, seq, false, now);
+            ClientFrame::MsgRecv { id, conversation, seq } => {
+                self.on_position(asker(id), user, device, &conversation, seq, false, now);
             }
-            ClientFrame::MsgRead { conversation, seq } => {
-                self.on_position(asker(None), user, device, &conversation, seq, true, now);
+            ClientFrame::MsgRead { id, conversation, seq } => {
+                self.on_position(asker(id), user, device, &conversation, seq, true, now);
             }
             ClientFrame::History { id, conversation, after, before, limit } => {
                 self.on_history(

@@ -92,10 +92,14 @@ pub enum ClientFrame {
         send: SendRequest,
     },
     MsgRecv {
+        /// Not asked for; an error repeats it.
+        id: Option<Arc<str>>,
         conversation: Arc<str>,
         seq: Seq,
     },
     MsgRead {
+        /// Not asked for; an error repeats it.
+        id: Option<Arc<str>>,
         conversation: Arc<str>,
         seq: Seq,
     },
@@ -152,6 +156,8 @@ pub enum ClientFrame {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Connect {
+    /// Not asked for; an error repeats it.
+    pub id: Option<String>,
     pub token: String,
     pub device_id: Option<DeviceId>,
     pub device_class: Option<DeviceClass>,
@@ -322,9 +328,14 @@ impl<'a> Fields<'a> {
         self.build(binary).map_err(|(code, message)| DecodeError {
             code,
             message,
-            id: self.id.and_then(|raw| serde_json::from_str(raw.get()).ok()),
+            id: self.any_id(),
             unparsable: false,
         })
+    }
+
+    /// The `id`, whether or not the frame takes one: errors repeat it.
+    fn any_id<T: Deserialize<'a>>(&self) -> Option<T> {
+        self.id.and_then(|raw| serde_json::from_str(raw.get()).ok())
     }
 
     fn build(&self, binary: Option<&[u8]>) -> Result<ClientFrame, (ErrorCode, String)> {
@@ -340,8 +351,16 @@ impl<'a> Fields<'a> {
         };
         Ok(match kind.as_str() {
             "msg.send" => ClientFrame::MsgSend { send: self.send(binary)? },
-            "msg.recv" => ClientFrame::MsgRecv { conversation: conversation()?, seq: need("seq", self.seq)? },
-            "msg.read" => ClientFrame::MsgRead { conversation: conversation()?, seq: need("seq", self.seq)? },
+            "msg.recv" => ClientFrame::MsgRecv {
+                id: self.any_id(),
+                conversation: conversation()?,
+                seq: need("seq", self.seq)?,
+            },
+            "msg.read" => ClientFrame::MsgRead {
+                id: self.any_id(),
+                conversation: conversation()?,
+                seq: need("seq", self.seq)?,
+            },
             "ping" => {
                 let data: Option<String> = optional("data", self.data)?;
                 bounded("data", data.as_deref(), PING_DATA_BYTES_MAX)?;
@@ -353,6 +372,7 @@ impl<'a> Fields<'a> {
                 let channel: Option<String> = optional("channel", self.channel)?;
                 bounded("channel", channel.as_deref(), crate::ids::CHANNEL_BYTES_MAX)?;
                 ClientFrame::Connect(Connect {
+                    id: self.any_id(),
                     token: need("token", self.token)?,
                     device_id: optional("device_id", self.device_id)?,
                     device_class: class.map(|text| device_class(&text)).transpose()?,

@@ -2,7 +2,8 @@
 //!
 //! A connection is judged silent only while it is read: in `Reading` the clock of the heartbeat runs, in `Pinged`
 //! it has asked for a sign of life, and in `Paused`, where bytes may lie unread in the socket, the heartbeat stands
-//! still and a watchdog runs instead. After `Closing` nothing of the client counts any more: its input is discarded
+//! still and a watchdog runs instead. The end of a client's output is not the end of the connection: what was asked
+//! before is answered in `Answering`. After `Closing` nothing of the client counts any more: its input is discarded
 //! until it closes too, ends, or the time is up.
 
 use bowline_protocol::CloseCode;
@@ -21,6 +22,8 @@ pub enum State {
     Pinged,
     /// Open, but not read: too much of it is undecided, or too much waits for it.
     Paused,
+    /// The client's output has ended; what it asked for before is answered still.
+    Answering,
     /// The server has said its last; the client's close or end is awaited.
     Closing,
     /// The client has said its last; what is queued is written, then the connection is gone.
@@ -49,7 +52,11 @@ pub enum Event {
     Close(CloseCode),
     /// The client has sent its close frame.
     PeerClosed,
-    /// The socket has ended or failed.
+    /// The client's output has ended; it may read on.
+    PeerEnded,
+    /// Everything that the client asked for is decided.
+    Answered,
+    /// The socket has failed.
     PeerGone,
     /// All that was queued is written.
     Flushed,
@@ -87,7 +94,7 @@ impl State {
 
     /// The client has an identity and no end has begun.
     pub fn is_open(self) -> bool {
-        matches!(self, Self::Reading | Self::Pinged | Self::Paused)
+        matches!(self, Self::Reading | Self::Pinged | Self::Paused | Self::Answering)
     }
 
     /// No end has begun.
@@ -114,6 +121,7 @@ impl State {
             (Reading, Event::TimeUp) => (Pinged, Effect::Ping),
             (Pinged, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::HeartbeatTimeout)),
             (Paused, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::BackpressureTimeout)),
+            (Answering, Event::TimeUp) => (Leaving, Effect::None),
             (Closing | Leaving, Event::TimeUp) => (Gone, Effect::Drop),
 
             (Closing | Leaving, Event::Close(_)) => (self, Effect::None),
@@ -123,6 +131,12 @@ impl State {
             (Leaving, Event::PeerClosed) => (Leaving, Effect::None),
             (_, Event::PeerClosed) => (Leaving, Effect::AnswerClose),
 
+            // The input of one whose token is being judged is not read, its end included.
+            (Verifying | Opening, Event::PeerEnded) => (Gone, Effect::Drop),
+            (Reading | Pinged | Paused, Event::PeerEnded) => (Answering, Effect::None),
+            (Waiting | Closing, Event::PeerEnded) => (Leaving, Effect::None),
+            (Answering, Event::Answered) => (Leaving, Effect::None),
+
             (_, Event::PeerGone) => (Gone, Effect::Drop),
 
             (Closing, Event::Flushed) => (Closing, Effect::EndOutput),
@@ -130,6 +144,7 @@ impl State {
 
             (_, Event::Connect | Event::Verified | Event::Accepted) => (self, Effect::None),
             (_, Event::Bytes | Event::High | Event::Low | Event::Flushed) => (self, Effect::None),
+            (_, Event::PeerEnded | Event::Answered) => (self, Effect::None),
         }
     }
 }
@@ -138,18 +153,19 @@ impl State {
 mod tests {
     use super::*;
 
-    const STATES: [State; 9] = [
+    const STATES: [State; 10] = [
         State::Waiting,
         State::Verifying,
         State::Opening,
         State::Reading,
         State::Pinged,
         State::Paused,
+        State::Answering,
         State::Closing,
         State::Leaving,
         State::Gone,
     ];
-    const EVENTS: [Event; 11] = [
+    const EVENTS: [Event; 13] = [
         Event::Connect,
         Event::Verified,
         Event::Accepted,
@@ -159,6 +175,8 @@ mod tests {
         Event::TimeUp,
         Event::Close(CloseCode::Kicked),
         Event::PeerClosed,
+        Event::PeerEnded,
+        Event::Answered,
         Event::PeerGone,
         Event::Flushed,
     ];
@@ -176,35 +194,47 @@ mod tests {
             (Waiting, V::TimeUp, Closing, E::Farewell(CloseCode::ConnectTimeout)),
             (Waiting, close, Closing, bye),
             (Waiting, V::PeerClosed, Leaving, E::AnswerClose),
+            (Waiting, V::PeerEnded, Leaving, E::None),
             (Waiting, V::PeerGone, Gone, E::Drop),
             (Verifying, V::Verified, Opening, E::Open),
             (Verifying, V::TimeUp, Closing, E::Farewell(CloseCode::Overloaded)),
             (Verifying, close, Closing, bye),
             (Verifying, V::PeerClosed, Leaving, E::AnswerClose),
+            (Verifying, V::PeerEnded, Gone, E::Drop),
             (Verifying, V::PeerGone, Gone, E::Drop),
             (Opening, V::Accepted, Reading, E::Greet),
             (Opening, V::TimeUp, Closing, E::Farewell(CloseCode::Overloaded)),
             (Opening, close, Closing, bye),
             (Opening, V::PeerClosed, Leaving, E::AnswerClose),
+            (Opening, V::PeerEnded, Gone, E::Drop),
             (Opening, V::PeerGone, Gone, E::Drop),
             (Reading, V::High, Paused, E::Pause),
             (Reading, V::TimeUp, Pinged, E::Ping),
             (Reading, close, Closing, bye),
             (Reading, V::PeerClosed, Leaving, E::AnswerClose),
+            (Reading, V::PeerEnded, Answering, E::None),
             (Reading, V::PeerGone, Gone, E::Drop),
             (Pinged, V::Bytes, Reading, E::None),
             (Pinged, V::High, Paused, E::Pause),
             (Pinged, V::TimeUp, Closing, E::Farewell(CloseCode::HeartbeatTimeout)),
             (Pinged, close, Closing, bye),
             (Pinged, V::PeerClosed, Leaving, E::AnswerClose),
+            (Pinged, V::PeerEnded, Answering, E::None),
             (Pinged, V::PeerGone, Gone, E::Drop),
             (Paused, V::Low, Reading, E::Resume),
             (Paused, V::TimeUp, Closing, E::Farewell(CloseCode::BackpressureTimeout)),
             (Paused, close, Closing, bye),
             (Paused, V::PeerClosed, Leaving, E::AnswerClose),
+            (Paused, V::PeerEnded, Answering, E::None),
             (Paused, V::PeerGone, Gone, E::Drop),
+            (Answering, V::TimeUp, Leaving, E::None),
+            (Answering, close, Closing, bye),
+            (Answering, V::PeerClosed, Leaving, E::AnswerClose),
+            (Answering, V::Answered, Leaving, E::None),
+            (Answering, V::PeerGone, Gone, E::Drop),
             (Closing, V::TimeUp, Gone, E::Drop),
             (Closing, V::PeerClosed, Leaving, E::None),
+            (Closing, V::PeerEnded, Leaving, E::None),
             (Closing, V::PeerGone, Gone, E::Drop),
             (Closing, V::Flushed, Closing, E::EndOutput),
             (Leaving, V::TimeUp, Gone, E::Drop),

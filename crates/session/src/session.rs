@@ -202,6 +202,7 @@ impl Session {
             State::Reading => self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms),
             State::Pinged => self.heard_ms + rules.close_after_ms,
             State::Paused => self.since_ms + rules.backpressure_timeout_ms,
+            State::Answering => self.since_ms + LINGER_MS,
             State::Closing | State::Leaving if self.slow => self.since_ms + LINGER_SLOW_MS,
             State::Closing | State::Leaving => self.since_ms + LINGER_MS,
             State::Gone => u64::MAX,
@@ -362,6 +363,7 @@ impl Session {
                 self.on_timer(cx, out);
             }
         }
+        self.judge_answered(cx, out);
     }
 
     /// Whether an event of the router is the next one for this connection; if so it is taken.
@@ -420,6 +422,7 @@ impl Session {
     pub fn on_decided(&mut self, cx: &Context<'_>, count: u32, out: &mut Out) {
         self.undecided = self.undecided.saturating_sub(count);
         self.judge_marks(cx, out);
+        self.judge_answered(cx, out);
     }
 
     /// The outbox holds so much, the socket having taken what it would.
@@ -480,7 +483,19 @@ impl Session {
         self.step(cx, Event::PeerClosed, out);
     }
 
-    /// The socket has ended or failed.
+    /// The client's output has ended; it may read on. What it asked for before is answered.
+    pub fn on_peer_ended(&mut self, cx: &Context<'_>, out: &mut Out) {
+        self.step(cx, Event::PeerEnded, out);
+        self.judge_answered(cx, out);
+    }
+
+    fn judge_answered(&mut self, cx: &Context<'_>, out: &mut Out) {
+        if self.undecided == 0 && self.refresh.is_none() {
+            self.step(cx, Event::Answered, out);
+        }
+    }
+
+    /// The socket has failed.
     pub fn on_peer_gone(&mut self, cx: &Context<'_>, out: &mut Out) {
         self.step(cx, Event::PeerGone, out);
     }
@@ -525,9 +540,10 @@ impl Session {
         match frame {
             ClientFrame::Ping { data } => self.pong(data.as_deref(), out),
             ClientFrame::Pong => {}
-            ClientFrame::Connect(_) => {
+            ClientFrame::Connect(connect) => {
                 let message = "this connection has its identity; open another one for another identity";
-                self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, None, out);
+                let id = connect.id.as_deref();
+                self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, id, out);
             }
             ClientFrame::AuthRefresh { id, token } => self.on_refresh(id, token, out),
             frame => self.forward(cx, frame, out),
@@ -536,13 +552,15 @@ impl Session {
 
     /// Before there is an identity only `connect` and `ping` may come.
     fn on_first_frame(&mut self, cx: &Context<'_>, frame: Result<ClientFrame, DecodeError>, out: &mut Out) {
-        let message = match frame {
-            Ok(ClientFrame::Connect(connect)) => return self.on_connect(cx, connect, out),
+        let (message, id) = match &frame {
             Ok(ClientFrame::Ping { data }) => return self.pong(data.as_deref(), out),
-            Ok(other) => format!("send connect before {}", other.name()),
-            Err(error) => format!("send connect first: {}", error.message),
+            Ok(other) => (format!("send connect before {}", other.name()), frame_id(other)),
+            Err(error) => (format!("send connect first: {}", error.message), error.id.as_deref()),
         };
-        self.fail(None, ErrorCode::Unauthenticated, &message, None, out);
+        if let Ok(ClientFrame::Connect(connect)) = frame {
+            return self.on_connect(cx, connect, out);
+        }
+        self.fail(None, ErrorCode::Unauthenticated, &message, id, out);
         self.close(cx, CloseCode::Unauthenticated, None, None, out);
     }
 
@@ -696,6 +714,15 @@ fn plain_ping_data(text: &[u8]) -> Option<&[u8]> {
     let plain =
         data.len() <= PING_DATA_BYTES_MAX && data.iter().all(|byte| !matches!(byte, b'"' | b'\\' | ..b' '));
     plain.then_some(data)
+}
+
+/// The `id` of a frame, which an error repeats.
+fn frame_id(frame: &ClientFrame) -> Option<&str> {
+    match frame {
+        ClientFrame::Connect(connect) => connect.id.as_deref(),
+        ClientFrame::MsgRecv { id, .. } | ClientFrame::MsgRead { id, .. } => id.as_deref(),
+        frame => request_id(frame),
+    }
 }
 
 /// The `id` by which a request is answered; positions have none.

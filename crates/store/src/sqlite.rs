@@ -13,7 +13,7 @@ mod vfs;
 mod writer;
 
 pub use auth::{AuthError, AuthTables, Revocation, RevocationKind, Session};
-pub use backup::BackupError;
+pub use backup::{BackupError, backup};
 pub use reader::Reader;
 pub use writer::Writer;
 

@@ -217,6 +217,20 @@ fn keys_are_fetched_again_without_being_asked_for() {
 }
 
 #[test]
+fn a_reload_fetches_the_keys() {
+    let server = Server::start(Play::Answer(200, set(&["rsa"])));
+    let verifier = with_keys_at(&server.url, limits());
+    let old = token_of("rsa", Some("rsa"));
+    assert_eq!(text(asked(&verifier, &old)), "accepted ann");
+    server.play(Play::Answer(200, set(&["ed25519"])));
+    assert_eq!(text(asked(&verifier, &old)), "accepted ann");
+    verifier.reload(None, None).unwrap();
+    while asked(&verifier, &old).is_ok() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn old_keys_stay_in_force_while_the_issuer_is_away() {
     let server = Server::start(Play::Answer(200, set(&["rsa"])));
     let verifier = with_keys_at(&server.url, limits());

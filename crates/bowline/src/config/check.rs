@@ -39,6 +39,8 @@ pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
         }
     }
     check_node(settings)?;
+    check_advertised(settings, "node.advertise_ws", &["ws", "wss"])?;
+    check_advertised(settings, "node.advertise_tcp", &["tcp"])?;
     check_exposure(settings, config)?;
     config.gateway.check()?;
     if let Some(secret) = config.auth.secret.as_ref().filter(|secret| secret.len() < SECRET_BYTES_MIN) {
@@ -89,9 +91,35 @@ fn check_node(settings: &Settings) -> Result<(), Error> {
     }
 }
 
+/// `host:port` as the URL that clients take; what is a URL stays.
+pub fn with_scheme(text: &str, scheme: &str, path: &str) -> String {
+    if text.contains("://") { text.to_owned() } else { format!("{scheme}://{text}{path}") }
+}
+
+fn check_advertised(settings: &Settings, path: &str, schemes: &[&str]) -> Result<(), Error> {
+    let Some(setting) = settings.setting(path) else { return Ok(()) };
+    let text = settings.text(path).unwrap_or_default();
+    let is_good = match text.split_once("://") {
+        Some((scheme, rest)) => schemes.contains(&scheme) && !rest.is_empty() && !rest.starts_with('/'),
+        None => text.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
+        }),
+    };
+    if is_good && !text.contains(char::is_whitespace) {
+        return Ok(());
+    }
+    let urls = schemes.iter().map(|scheme| format!("{scheme}://host:port")).collect::<Vec<_>>().join(" or ");
+    Err(Error::Value {
+        key: path.into(),
+        value: format!("{text:?}"),
+        origin: setting.origin.clone(),
+        takes: format!("host:port, {urls}"),
+    })
+}
+
 /// Without a configured key everybody who reaches a listener may be anybody.
 fn check_exposure(settings: &Settings, config: &Config) -> Result<(), Error> {
-    const TOKEN_KEYS: &str = "auth.secret or auth.public_key";
+    const TOKEN_KEYS: &str = "auth.secret, auth.public_key, auth.jwks_url or auth.hook_url";
     let tcp = config.gateway.tcp_listen.unwrap_or(config.gateway.listen);
     let rows = [
         ("gateway.listen", config.gateway.listen, config.auth.has_key(), TOKEN_KEYS),

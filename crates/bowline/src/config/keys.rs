@@ -95,8 +95,8 @@ pub const KEYS: &[Key] = &[
     key("node.id", Text, None, "The name of this node, 1 to 64 bytes without `:`", "not set: random at every start", Works),
     key("node.roles", Set(&["front", "gateway", "router", "api"]), Some(r#"["gateway", "router", "api"]"#), "What this process does; one process that is a whole server has these three", "", Works),
     key("node.data", Text, Some(r#""./bowline-data""#), "The directory for the database and the generated keys; made when it is missing", "", Works),
-    key("node.advertise_ws", Text, None, "The WebSocket address that others are told for this node", "not set: `gateway.listen`", NoEffect),
-    key("node.advertise_tcp", Text, None, "The TCP address that others are told for this node", "not set: `gateway.tcp_listen`", NoEffect),
+    key("node.advertise_ws", Text, None, "The WebSocket address that clients are told for this node (`GET /v1/place`): `host:port`, `ws://…` or `wss://…`", "not set: `gateway.listen`, or the address that the asker has reached where that is every address", Works),
+    key("node.advertise_tcp", Text, None, "The TCP address that clients are told for this node: `host:port` or `tcp://host:port`", "not set: as `advertise_ws`, from `gateway.tcp_listen`", Works),
 
     key("gateway.listen", Address, Some(r#""127.0.0.1:8080""#), "The public listener: WebSocket, HTTP and the demo page. Port 0 picks a free one. Beyond loopback only with a configured key", "", Works),
     key("gateway.tcp_listen", Address, Some(r#""127.0.0.1:8081""#), "The listener for plain TCP clients. Beyond loopback only with a configured key", "", Works),
@@ -126,9 +126,9 @@ pub const KEYS: &[Key] = &[
     key("gateway.same_device", Choice(&["replace", "refuse", "allow"]), Some(r#""replace""#), "What happens when a device logs in that is connected: the old connection ends, the new one is refused, or both stay", "", Works),
 
     key("auth.secret", Secret, None, "The secret that signs tokens, HS256", "not set, nor another key: random, kept in the data directory, loopback only", Works),
-    key("auth.public_key", Text, None, "The public key of tokens (RS256, ES256 or EdDSA): PEM text, or the path of a PEM file", "not set: none", Works),
-    key("auth.jwks_url", Url, None, "Where the key set of the tokens' issuer is", "not set: none", UNSET),
-    key("auth.hook_url", Url, None, "The application's own judge of opaque tokens", "not set: none", UNSET),
+    key("auth.public_key", Text, None, "The public key of tokens (RS256, ES256 or EdDSA): PEM text, or the path of a PEM file, which SIGHUP reads again", "not set: none", Works),
+    key("auth.jwks_url", Url, None, "Where the key set (JWKS) of the tokens' issuer is; fetched at start, every 5 minutes, when a token names a key that is not known, and on SIGHUP", "not set: none", Works),
+    key("auth.hook_url", Url, None, "The application's own judge: of all tokens where no other key is configured, and otherwise of those that are no JSON Web Tokens", "not set: none", Works),
     key("auth.audience", Text, None, "What the claim `aud` must hold", "not set: not checked", Works),
     key("auth.issuer", Text, None, "What the claim `iss` must be", "not set: not checked", Works),
     key("auth.sessions", Choice(&["off", "revocation", "required"]), Some(r#""revocation""#), "Whether tokens are looked up in the store: not, for revocation, or each must name a session that the application has opened", "", Works),

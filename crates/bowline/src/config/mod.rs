@@ -119,6 +119,9 @@ pub struct Config {
 pub struct Node {
     /// `None`: random.
     pub id: Option<String>,
+    /// What clients are told, as URLs; `None`: where this node listens.
+    pub advertise_ws: Option<String>,
+    pub advertise_tcp: Option<String>,
     /// Whether the API's listener is opened; gateway and router always are.
     pub has_api: bool,
     pub data: PathBuf,
@@ -128,6 +131,8 @@ pub struct Node {
 pub struct Auth {
     pub secret: Option<String>,
     pub public_key: Option<String>,
+    pub jwks_url: Option<String>,
+    pub hook_url: Option<String>,
     pub audience: Option<String>,
     pub issuer: Option<String>,
     pub sessions: SessionMode,
@@ -136,7 +141,17 @@ pub struct Auth {
 impl Auth {
     /// Whether anybody has said who may sign tokens.
     pub fn has_key(&self) -> bool {
-        self.secret.is_some() || self.public_key.is_some()
+        self.secret.is_some() || !self.judges().is_empty()
+    }
+
+    /// The configured keys that tell good tokens and cannot sign any.
+    pub fn judges(&self) -> Vec<&'static str> {
+        let rows = [
+            ("auth.public_key", &self.public_key),
+            ("auth.jwks_url", &self.jwks_url),
+            ("auth.hook_url", &self.hook_url),
+        ];
+        rows.into_iter().filter(|(_, value)| value.is_some()).map(|(key, _)| key).collect()
     }
 }
 
@@ -231,6 +246,12 @@ impl Settings {
         let config = Config {
             node: Node {
                 id: self.owned("node.id"),
+                advertise_ws: self.text("node.advertise_ws").map(|text| {
+                    check::with_scheme(text, "ws", self.text("gateway.ws_path").unwrap_or_default())
+                }),
+                advertise_tcp: self
+                    .text("node.advertise_tcp")
+                    .map(|text| check::with_scheme(text, "tcp", "")),
                 has_api: self.list("node.roles").iter().any(|role| role == "api"),
                 data: PathBuf::from(self.text("node.data").unwrap_or_default()),
             },
@@ -266,6 +287,8 @@ impl Settings {
             auth: Auth {
                 secret: self.owned("auth.secret"),
                 public_key: self.owned("auth.public_key"),
+                jwks_url: self.owned("auth.jwks_url"),
+                hook_url: self.owned("auth.hook_url"),
                 audience: self.owned("auth.audience"),
                 issuer: self.owned("auth.issuer"),
                 sessions: match self.text("auth.sessions") {

@@ -109,6 +109,10 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["links.uplink=kafka"], &["links.uplink = \"kafka\"", "possible: local"]),
         ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.cert", "leave it unset"]),
         ("", &[], &["gateway.compression=true"], &["gateway.compression = true", "possible: false"]),
+        ("", &[], &["auth.jwks_url=ftp://x"], &["auth.jwks_url = ftp://x", "http:// or https://"]),
+        ("", &[], &["node.advertise_ws=example.com"], &["node.advertise_ws", "host:port, ws://host:port"]),
+        ("", &[], &["node.advertise_ws=http://x:1"], &["node.advertise_ws", "wss://host:port"]),
+        ("", &[], &["node.advertise_tcp=x:0"], &["node.advertise_tcp", "tcp://host:port"]),
         ("", &[], &["agents.helper.url=http://x"], &["agents.helper.url", "leave it unset"]),
         ("", &[], &["hooks.url=http://x"], &["hooks.url", "leave it unset"]),
         ("", &[], &["gateway.listen=0.0.0.0:8080"], &["loopback only", "auth.secret"]),
@@ -151,12 +155,29 @@ fn values_without_effect_are_noted() {
 }
 
 #[test]
-fn a_key_opens_the_listeners() {
-    let sets = [
-        "auth.secret=0123456789abcdef0123456789abcdef",
-        "api.key=k",
-        "api.listen=0.0.0.0:0",
-        "gateway.listen=[::]:0",
+fn every_kind_of_key_opens_the_listeners() {
+    let rows = [
+        ("auth.secret=0123456789abcdef0123456789abcdef", vec![]),
+        ("auth.public_key=key.pem", vec!["auth.public_key"]),
+        ("auth.jwks_url=https://issuer.example/keys", vec!["auth.jwks_url"]),
+        ("auth.hook_url=http://127.0.0.1:1/auth", vec!["auth.hook_url"]),
     ];
-    assert!(read(None, &[], &[], &sets).unwrap().config().is_ok());
+    for (key, judges) in rows {
+        let sets = [key, "api.key=k", "api.listen=0.0.0.0:0", "gateway.listen=[::]:0"];
+        let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
+        assert!(config.auth.has_key(), "{key}");
+        assert_eq!(config.auth.judges(), judges, "{key}");
+    }
+}
+
+#[test]
+fn advertised_addresses_become_urls() {
+    let sets =
+        ["gateway.ws_path=/socket", "node.advertise_ws=a.example:80", "node.advertise_tcp=a.example:81"];
+    let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
+    assert_eq!(config.node.advertise_ws.as_deref(), Some("ws://a.example:80/socket"));
+    assert_eq!(config.node.advertise_tcp.as_deref(), Some("tcp://a.example:81"));
+    let sets = ["node.advertise_ws=wss://a.example/ws"];
+    let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
+    assert_eq!(config.node.advertise_ws.as_deref(), Some("wss://a.example/ws"));
 }

@@ -199,8 +199,9 @@ impl Shard {
                 1,
             );
         }
-        // Its input is wanted again, to be discarded.
+        // Its input is wanted again, to be discarded, and one that leaves may have nothing more to write.
         self.plan_read(index);
+        self.plan_flush_queued(index);
     }
 
     /// The last words, in the form that the connection is in.

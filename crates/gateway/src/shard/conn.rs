@@ -2,7 +2,7 @@
 
 use crate::wire::Transport;
 use bowline_protocol::{tcp, ws};
-use bowline_session::{Outbox, Session};
+use bowline_session::{Outbox, Session, State};
 use mio::net::TcpStream;
 use std::net::IpAddr;
 
@@ -83,9 +83,10 @@ impl Conn {
         self.readable || self.held.is_some()
     }
 
-    /// Its bytes are wanted: frames, or what is discarded after the end.
+    /// Its bytes are wanted: frames, or what is discarded after the end. One that is answered after the end of its
+    /// input has none, but may fail.
     pub fn wants_input(&self) -> bool {
         let state = self.session.state();
-        state.reads_frames() || !state.is_active()
+        state.reads_frames() || !state.is_active() || state == State::Answering
     }
 }

@@ -60,7 +60,7 @@ impl Shard {
         match got {
             Ok(0) => {
                 conn.readable = false;
-                self.on_peer_gone(index);
+                self.on_peer_ended(index);
             }
             Ok(count) => {
                 // A short read has emptied the socket, unless its end lies behind.
@@ -76,6 +76,15 @@ impl Shard {
             }
         }
         self.buffer = buffer;
+    }
+
+    fn on_peer_ended(&mut self, index: u32) {
+        let actions = &mut self.actions;
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            conn.session.on_peer_ended(cx, actions);
+        });
+        self.act(index);
+        self.plan_flush_queued(index);
     }
 
     pub(super) fn on_peer_gone(&mut self, index: u32) {

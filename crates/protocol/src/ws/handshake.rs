@@ -225,10 +225,9 @@ fn bearer(value: &[u8]) -> Result<Option<&str>, Refused> {
     let value = std::str::from_utf8(value)
         .map_err(|_| Refused::malformed("the header Authorization is not UTF-8"))?
         .trim();
-    Ok(match value.split_once(' ') {
-        Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => Some(token.trim()),
-        _ => None,
-    })
+    // The scheme alone is a token too: an empty one, which is no good.
+    let (scheme, token) = value.split_once(' ').unwrap_or((value, ""));
+    Ok(scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()))
 }
 
 fn key_is_valid(key: &[u8]) -> bool {
@@ -393,6 +392,7 @@ mod tests {
             (head("GET /ws?token=a", &format!("{kv}Authorization: Bearer b\r\n")), 400),
             (head("GET /ws?token=a", &format!("{kv}Sec-WebSocket-Protocol: bearer.b\r\n")), 400),
             (head("GET /ws?token=a", &format!("{kv}Authorization: Basic b\r\n")), 0),
+            (head("GET /ws?token=a", &format!("{kv}Authorization: Bearer \r\n")), 400),
             (head("GET /ws?device_id=a%3Ab", &kv), 400),
             (head("GET /ws?device_id=", &kv), 400),
             (head("GET /ws?device_id=a%2", &kv), 400),

@@ -151,7 +151,7 @@ fn a_connection_opens_in_four_steps() {
 
 #[test]
 fn before_there_is_an_identity_nothing_else_may_come() {
-    for text in [&send("1"), r#"{"type":"pong"}"#, "nonsense", "", r#"{"type":"connect"}"#] {
+    for text in [r#"{"type":"history"}"#, r#"{"type":"pong"}"#, "nonsense", "", r#"{"type":"connect"}"#] {
         let mut rig = Rig::with(rules());
         assert_eq!(
             short(&rig.text(text)),
@@ -478,5 +478,51 @@ fn pings_of_every_form_get_their_data_back() {
         r#"{"type":"ping","data":"\"}"#.into(),
     ] {
         assert_eq!(short(&rig.text(&bad)), ["failed malformed", "error malformed"], "{bad}");
+    }
+}
+
+#[test]
+fn what_was_asked_before_the_end_of_the_input_is_answered() {
+    let mut rig = Rig::open(rules());
+    rig.text(&send("m1"));
+    rig.text(&send("m2"));
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_peer_ended(cx, out))), [] as [&str; 0]);
+    assert!(rig.session.state().is_open(), "answers are delivered still");
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_decided(cx, 1, out))), [] as [&str; 0]);
+    let last = short(&rig.run(|s, cx, out| s.on_decided(cx, 1, out)));
+    assert_eq!(last, ["up closed bye", "ended bye true"]);
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_flushed(cx, out))), ["drop"]);
+}
+
+#[test]
+fn the_end_of_the_input_ends_a_connection_that_waits_for_nothing() {
+    let mut rig = Rig::open(rules());
+    let last = short(&rig.run(|s, cx, out| s.on_peer_ended(cx, out)));
+    assert_eq!(last, ["up closed bye", "ended bye true"]);
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_flushed(cx, out))), ["drop"]);
+}
+
+#[test]
+fn answers_that_never_come_are_not_awaited_for_ever() {
+    let mut rig = Rig::open(rules());
+    rig.text(&send("m1"));
+    rig.run(|s, cx, out| s.on_peer_ended(cx, out));
+    let start = rig.now.mono_ms;
+    assert_eq!(short(&rig.pass()), ["up closed bye", "ended bye true"]);
+    assert_eq!(rig.now.mono_ms - start, LINGER_MS);
+    assert_eq!(short(&rig.pass()), ["drop"]);
+}
+
+#[test]
+fn an_error_repeats_the_id_of_a_frame_that_needs_none() {
+    let mut rig = Rig::open(rules());
+    let connect = r#"{"type":"connect","id":"c1","token":"t"}"#;
+    assert_eq!(short(&rig.text(connect))[1], "error identity_mismatch c1");
+    let mut rig = Rig::with(rules());
+    let recv = r#"{"type":"msg.recv","id":"r1","conversation_id":"g:x","seq":1}"#;
+    assert_eq!(short(&rig.text(recv))[1], "error unauthenticated r1");
+    for (text, id) in [(send("m1"), "m1"), (r#"{"type":"nope","id":"n1"}"#.into(), "n1")] {
+        let mut rig = Rig::with(rules());
+        assert_eq!(short(&rig.text(&text))[1], format!("error unauthenticated {id}"));
     }
 }
