@@ -339,6 +339,10 @@ impl Core {
                 // The gateway holds a connection that was given up here; its client has to come again.
                 self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
             }
+            Up::NotHere { no, event, .. } if no > 0 && matches!(*event, Down::Close { .. }) => {
+                // It was given up with this close, which has not arrived; what came before it is not sent any more.
+                self.send_again(from, 0, *event);
+            }
             _ => {}
         }
     }

@@ -421,6 +421,22 @@ fn a_connection_that_was_given_up_is_told_to_come_again() {
 }
 
 #[test]
+fn a_close_that_does_not_arrive_is_sent_again_outside_the_order() {
+    for gone in [false, true] {
+        let mut world = World::new();
+        let old = world.connect("a", "1");
+        world.connect("a", "1");
+        assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced));
+        let event = Box::new(Down::Close { code: CloseCode::Replaced, reason: None });
+        world.up(old, Up::NotHere { no: 3, event: event.clone(), gone });
+        assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced), "the reason stays");
+        // Once: a gateway that has no such connection answers that too.
+        world.up(old, Up::NotHere { no: 0, event, gone: true });
+        assert_eq!(world.closed.remove(&old), None);
+    }
+}
+
+#[test]
 fn a_second_login_of_a_device_ends_the_first_and_tables_empty_again() {
     let mut world = World::new();
     let old = world.connect("a", "1");
