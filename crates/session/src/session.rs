@@ -366,6 +366,11 @@ impl Session {
         self.judge_answered(cx, out);
     }
 
+    /// The number of the next event of the router.
+    pub fn next_no(&self) -> u64 {
+        self.next_no
+    }
+
     /// Whether an event of the router is the next one for this connection; if so it is taken.
     pub fn take_turn(&mut self, login: u64, no: u64) -> Turn {
         match &self.bound {

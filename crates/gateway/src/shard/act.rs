@@ -261,6 +261,7 @@ impl Shard {
     pub(super) fn take_out(&mut self, index: u32) -> Option<Conn> {
         let mut conn = self.conns.remove(index)?;
         self.wheel.clear(index);
+        self.early.remove(&index);
         if std::mem::take(&mut conn.seated) {
             self.shared.gate.leave(conn.address.as_deref().copied());
         }

@@ -5,14 +5,35 @@ use crate::{metrics::Count, wire::Shared};
 use bowline_protocol::link::{ConnRef, Down, Downlink, Target, Up, Uplink};
 use bowline_session::Turn;
 
+/// Events of one connection that are held until those before them have come. More are answered "not here", and so
+/// is everything early while this many connections miss something.
+const EARLY_EVENTS_MAX: usize = 1024;
+const EARLY_CONNECTIONS_MAX: usize = 1024;
+
+/// An event that came before its turn.
+pub(super) struct Early {
+    login: u64,
+    event: Down,
+}
+
 impl Shard {
     pub(super) fn on_down(&mut self, message: Downlink) {
         let Downlink { to, event, .. } = message;
-        match &event {
+        self.take(&to, &event);
+        if self.early.is_empty() {
+            return;
+        }
+        for target in &to {
+            self.take_early(target.connection);
+        }
+    }
+
+    fn take(&mut self, to: &[Target], event: &Down) {
+        match event {
             Down::Frame { frame, decided, answer } => {
                 let mut shared = Shared::new(frame);
-                for target in &to {
-                    if !self.take_turn(target, &event) {
+                for target in to {
+                    if !self.take_turn(target, event) {
                         continue;
                     }
                     let (index, _) = id::place(target.connection);
@@ -27,7 +48,7 @@ impl Shard {
                 }
             }
             event => {
-                for target in &to {
+                for target in to {
                     if self.take_turn(target, event) {
                         self.on_event(id::place(target.connection).0, event);
                     }
@@ -36,7 +57,26 @@ impl Shard {
         }
     }
 
-    /// The event is the next one for its target. One that has no connection, or comes before its turn, is answered.
+    /// What was missing has come: takes what was held behind it.
+    fn take_early(&mut self, connection: u64) {
+        let (index, generation) = id::place(connection);
+        while let Some(held) = self.early.get_mut(&index) {
+            let Some(no) = self.conns.of(index, generation).map(|conn| conn.session.next_no()) else {
+                return;
+            };
+            let Some(Early { login, event }) = held.remove(&no) else {
+                held.retain(|held_no, _| *held_no > no);
+                if held.is_empty() {
+                    self.early.remove(&index);
+                }
+                return;
+            };
+            self.take(&[Target { connection, login, no }], &event);
+        }
+    }
+
+    /// The event is the next one for its target. One that comes before its turn is held; one that has no
+    /// connection is answered.
     fn take_turn(&mut self, target: &Target, event: &Down) -> bool {
         let (index, generation) = id::place(target.connection);
         let turn = if id::shard(target.connection) == self.number {
@@ -45,6 +85,9 @@ impl Shard {
         } else {
             Turn::NotHere
         };
+        if turn == Turn::Early && self.hold(index, target, event) {
+            return false;
+        }
         if matches!(turn, Turn::NotHere | Turn::Early) {
             self.count(Count::NotHere, 1);
             let node = self.shared.node.clone();
@@ -58,6 +101,18 @@ impl Shard {
             });
         }
         turn == Turn::Take
+    }
+
+    fn hold(&mut self, index: u32, target: &Target, event: &Down) -> bool {
+        if self.early.len() >= EARLY_CONNECTIONS_MAX && !self.early.contains_key(&index) {
+            return false;
+        }
+        let held = self.early.entry(index).or_default();
+        if held.len() >= EARLY_EVENTS_MAX {
+            return false;
+        }
+        held.insert(target.no, Early { login: target.login, event: event.clone() });
+        true
     }
 
     fn on_decided(&mut self, index: u32, count: u32) {

@@ -28,9 +28,11 @@ use bowline_links::Uplinks;
 use bowline_protocol::link::{ConnRef, Up, Uplink};
 use bowline_session::{Action, Context, Fresh, Now, Outbox};
 use conn::Conn;
+use down::Early;
 use mail::Mail;
 use mio::{Events, Interest, Poll, Token, Waker};
 use std::{
+    collections::{BTreeMap, HashMap},
     io,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -72,6 +74,8 @@ pub struct Shard {
     actions: Vec<Action>,
     /// The code of the client's close frame that is to be answered.
     peer_code: Option<u16>,
+    /// By slot, what came before its turn; see `down`.
+    early: HashMap<u32, BTreeMap<u64, Early>>,
     /// What goes up, and whether the router's queue had no room for all of it.
     up: Vec<Uplink>,
     blocked: bool,
@@ -123,6 +127,7 @@ impl Shard {
             to_flush: Vec::new(),
             actions: Vec::new(),
             peer_code: None,
+            early: HashMap::new(),
             up: Vec::new(),
             blocked: false,
             spare_outboxes: Vec::new(),

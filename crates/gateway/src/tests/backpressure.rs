@@ -133,19 +133,30 @@ fn events_ahead_of_their_turn_or_for_nobody_are_not_here() {
         decided: 0,
         answer: false,
     };
-    rig.router.tell_numbered(&conn, 3, text(3));
+    // Held until what lies before has come; what was here before is passed over.
+    for no in [4, 3, 1, 2, 3, 3] {
+        rig.router.tell_numbered(&conn, no, text(no as u32));
+    }
+    for n in [2, 3, 4] {
+        client.expect(&format!("{{\"n\":{n}}}"));
+    }
+    // No more than a thousand are held.
+    for no in 6..=1030 {
+        rig.router.tell_numbered(&conn, no, text(no as u32));
+    }
     let event = rig.router.wait("not here", |got| {
         got.iter().find_map(|up| match &up.event {
-            Up::NotHere { no: 3, event, gone: false } if up.from == conn => Some(event.clone()),
+            Up::NotHere { no: 1030, event, gone: false } if up.from == conn => Some(event.clone()),
             _ => None,
         })
     });
-    assert_eq!(*event, text(3));
-    for no in [2, 1, 2, 3, 3] {
+    assert_eq!(*event, text(1030));
+    for no in [5, 1030] {
         rig.router.tell_numbered(&conn, no, text(no as u32));
     }
-    client.expect(r#"{"n":2}"#);
-    client.expect(r#"{"n":3}"#);
+    for n in 5..=1030 {
+        client.expect(&format!("{{\"n\":{n}}}"));
+    }
     let gone = ConnRef { login: conn.login + 1, ..conn.clone() };
     let nobody = ConnRef { connection: conn.connection + 5, ..conn.clone() };
     let elsewhere = ConnRef { connection: conn.connection | 77 << 56, ..conn.clone() };
@@ -159,10 +170,10 @@ fn events_ahead_of_their_turn_or_for_nobody_are_not_here() {
     }
     drop(client);
     rig.router.closed(&conn);
-    rig.router.tell_numbered(&conn, 4, text(4));
+    rig.router.tell_numbered(&conn, 1031, text(4));
     rig.router.wait("not here", |got| {
         got.iter()
-            .any(|up| matches!(up.event, Up::NotHere { no: 4, gone: true, .. }) && up.from == conn)
+            .any(|up| matches!(up.event, Up::NotHere { no: 1031, gone: true, .. }) && up.from == conn)
             .then_some(())
     });
     assert_eq!(rig.handle.metrics().not_here_total, 5);
