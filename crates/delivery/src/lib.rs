@@ -462,7 +462,6 @@ impl Core {
                 login: conn.login,
                 user: open.user.clone(),
                 device: open.device.clone(),
-                since: now.wall,
                 sent: 0,
                 decided: 0,
                 congested: false,
@@ -480,8 +479,8 @@ impl Core {
                 id: open.device,
                 class: open.class,
                 conns: [key].into(),
-                flights: Vec::new(),
-                announced: Vec::new(),
+                flights: users::Rare::default(),
+                announced: users::Rare::default(),
             }),
         }
         self.send_down(key, Down::Accepted { resumed: false });

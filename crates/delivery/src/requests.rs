@@ -82,14 +82,14 @@ impl Core {
                 .conns
                 .iter()
                 .filter_map(|k| Some((k, self.conns.get(k)?)))
-                .max_by_key(|(_, c)| c.since);
+                .max_by_key(|(_, c)| c.login);
             let Some((key, conn)) = newest else { continue };
             states.push(DeviceState {
                 device_id: device.id.clone(),
                 device_class: device.class,
                 node_id: Some(self.nodes.node(key.0).node_id.clone()),
-                connected_at: Some(conn.since),
-                last_seen: conn.since,
+                connected_at: Some(conn.since()),
+                last_seen: conn.since(),
             });
         }
         states.sort_by(|a, b| a.device_id.cmp(&b.device_id));

@@ -7,7 +7,10 @@ use bowline_protocol::{
     link::{ConnRef, NodeRef},
 };
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
 /// A connection: the index of its node in [`Nodes`], and its number there.
 pub(crate) type ConnKey = (u32, u64);
@@ -34,7 +37,6 @@ pub(crate) struct Conn {
     pub login: u64,
     pub user: UserId,
     pub device: DeviceId,
-    pub since: Millis,
     /// Number of the last event sent down.
     pub sent: u64,
     /// Frames decided and not yet reported.
@@ -73,9 +75,58 @@ pub(crate) struct Device {
     pub id: DeviceId,
     pub class: Option<DeviceClass>,
     pub conns: SmallVec<[ConnKey; 1]>,
-    pub flights: Vec<Flight>,
+    pub flights: Rare<Flight>,
     /// Conversations that were announced and not fetched yet, each with the last number announced.
-    pub announced: Vec<(ConversationId, Seq)>,
+    pub announced: Rare<(ConversationId, Seq)>,
+}
+
+/// A list that is empty for a device at rest, and then takes no more than a pointer.
+pub(crate) struct Rare<T>(#[allow(clippy::box_collection)] Option<Box<Vec<T>>>);
+
+impl<T> Default for Rare<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T> Rare<T> {
+    pub fn push(&mut self, item: T) {
+        self.0.get_or_insert_default().push(item);
+    }
+
+    pub fn swap_remove(&mut self, index: usize) {
+        if let Some(list) = &mut self.0 {
+            list.swap_remove(index);
+        }
+        self.0.take_if(|list| list.is_empty());
+    }
+
+    pub fn retain(&mut self, keep: impl FnMut(&T) -> bool) {
+        if let Some(list) = &mut self.0 {
+            list.retain(keep);
+        }
+        self.0.take_if(|list| list.is_empty());
+    }
+}
+
+impl<T> Deref for Rare<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.0.as_deref().map_or(&[], Vec::as_slice)
+    }
+}
+
+impl<T> DerefMut for Rare<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.0.as_deref_mut().map_or(&mut [], Vec::as_mut_slice)
+    }
+}
+
+impl Conn {
+    /// When it was accepted.
+    pub fn since(&self) -> Millis {
+        self.login / 1000
+    }
 }
 
 impl User {
