@@ -39,7 +39,7 @@ fn read_until(reader: &mut Reader, limit: Duration, mut enough: impl FnMut(&Fram
 fn twenty_thousand_messages_without_waiting_are_all_stored_in_order(transport: Transport) {
     const LIMIT: Duration = Duration::from_secs(180);
     // Over a link that delays, every sixteen cost some round trips: there, fewer have to do.
-    let count: u64 = if bowline_tests::server::trial() { 3_000 } else { 20_000 };
+    let count: u64 = 20_000;
     let _turn = bowline_tests::turn();
     let server = Server::with(&[("gateway.backpressure_high", "16")]);
     let alice = server.connect(transport, "alice");

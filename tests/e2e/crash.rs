@@ -140,10 +140,8 @@ fn a_restart_takes_the_same_ports_at_once(transport: Transport) {
 // --- ten kills in one run -----------------------------------------------------------------------------------------
 
 const PAIRS: u64 = 5;
-/// Messages of each pair. Over a link that delays and loses its way, fewer have to do.
-fn each() -> u64 {
-    if bowline_tests::server::trial() { 1_000 } else { 10_000 }
-}
+/// Messages of each pair.
+const EACH: u64 = 10_000;
 const KILLS: u64 = 10;
 const LIMIT: Duration = Duration::from_secs(400);
 
@@ -174,11 +172,11 @@ fn transport_of(pair: u64) -> Transport {
 fn send_all(run: &Run, pair: u64) -> Vec<u64> {
     let (user, to) = (format!("sender{pair}"), format!("receiver{pair}"));
     let mut acked: Vec<u64> = Vec::new();
-    while (acked.len() as u64) < each() {
+    while (acked.len() as u64) < EACH {
         let Client { mut reader, mut writer, .. } = run.connect(transport_of(pair), &user);
         let mut sent = acked.len() as u64;
-        'connection: while (acked.len() as u64) < each() {
-            while sent < each() && sent - (acked.len() as u64) < 200 {
+        'connection: while (acked.len() as u64) < EACH {
+            while sent < EACH && sent - (acked.len() as u64) < 200 {
                 let id = format!("{sent}");
                 if writer.send(&json!({"type": "msg.send", "id": id, "to": to, "body": sent})).is_err() {
                     break 'connection;
@@ -209,7 +207,7 @@ fn receive_all(run: &Run, pair: u64) -> BTreeMap<u64, (String, u64)> {
     let user = format!("receiver{pair}");
     let conversation = format!("d:receiver{pair}:sender{pair}");
     let mut have: BTreeMap<u64, (String, u64)> = BTreeMap::new();
-    while (have.len() as u64) < each() {
+    while (have.len() as u64) < EACH {
         let Client { mut reader, mut writer, .. } = run.connect(transport_of(pair), &user);
         let _ = receive_some(run, &conversation, &mut reader, &mut writer, &mut have);
     }
@@ -243,7 +241,7 @@ fn receive_some(
             Some(Event::Frame(frame)) => frame,
             Some(Event::Closed(_)) => return Err(std::io::ErrorKind::ConnectionReset.into()),
             Some(_) => continue,
-            None => panic!("{conversation}: {} of {} at the end of the time", have.len(), each()),
+            None => panic!("{conversation}: {} of {} at the end of the time", have.len(), EACH),
         };
         let messages: Vec<Value> = match frame.kind() {
             "msg.push" => vec![frame.json.clone()],
@@ -282,11 +280,11 @@ fn receive_some(
         if seen > now || frame.json["more"] == json!(true) {
             ask(writer, have, &mut asked)?;
         }
-        if now / 50 > before / 50 || now == each() {
+        if now / 50 > before / 50 || now == EACH {
             writer.send(&json!({"type": "msg.recv", "conversation_id": conversation, "seq": now}))?;
             writer.send(&json!({"type": "msg.read", "conversation_id": conversation, "seq": now / 2}))?;
         }
-        if now == each() {
+        if now == EACH {
             return Ok(());
         }
     }
@@ -314,7 +312,7 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
         })
         .collect();
     for kill in 1..=KILLS {
-        let due = kill * PAIRS * each() / (KILLS + 1);
+        let due = kill * PAIRS * EACH / (KILLS + 1);
         wait::until_within(LIMIT, "the run has come as far as the next kill", || {
             let broken = senders.iter().any(|t| t.is_finished()) || receivers.iter().any(|t| t.is_finished());
             let far = run.acked.load(Ordering::Relaxed) >= due;
@@ -332,13 +330,13 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
     for pair in 0..PAIRS {
         let (acked, received) = (&acked[pair as usize], &received[pair as usize]);
         // The numbers are 1 to n, in the order of sending, each once.
-        assert_eq!(*acked, (1..=each()).collect::<Vec<_>>(), "pair {pair}: the acks");
-        let expected = (1..=each()).map(|seq| (seq, ((seq - 1).to_string(), seq - 1)));
+        assert_eq!(*acked, (1..=EACH).collect::<Vec<_>>(), "pair {pair}: the acks");
+        let expected = (1..=EACH).map(|seq| (seq, ((seq - 1).to_string(), seq - 1)));
         assert!(received.iter().map(|(seq, content)| (*seq, content.clone())).eq(expected), "pair {pair}");
         // And the store says the same.
         let mut sender = server.login(&format!("sender{pair}")).device("only").connect(transport_of(pair));
         let history = sender.history_after(&format!("d:receiver{pair}:sender{pair}"), 0);
-        assert_eq!(history.len() as u64, each(), "pair {pair}");
+        assert_eq!(history.len() as u64, EACH, "pair {pair}");
         for (n, message) in history.iter().enumerate() {
             assert_eq!(
                 (message["seq"].as_u64(), message["body"].as_u64()),
@@ -351,18 +349,18 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
         let mut receiver =
             server.login(&format!("receiver{pair}")).device("only").connect(transport_of(pair));
         let conversation = format!("d:receiver{pair}:sender{pair}");
-        receiver.recv(&conversation, each());
-        receiver.read(&conversation, each() / 2);
+        receiver.recv(&conversation, EACH);
+        receiver.read(&conversation, EACH / 2);
         receiver.settle();
     }
     let settled = |server: &Server| {
         wait::until("everything is counted as delivered", || {
             let metrics = server.metrics();
             metrics.assert_ledger_balances();
-            (metrics.get("bowline_ledger_delivered_total") == (PAIRS * each()) as f64).then_some(())
+            (metrics.get("bowline_ledger_delivered_total") == (PAIRS * EACH) as f64).then_some(())
         });
         let metrics = server.metrics();
-        assert_eq!(metrics.get("bowline_ledger_accepted_total"), (PAIRS * each()) as f64);
+        assert_eq!(metrics.get("bowline_ledger_accepted_total"), (PAIRS * EACH) as f64);
         assert_eq!(metrics.get("bowline_ledger_waiting"), 0.0);
         let lines: Vec<Value> = (0..PAIRS)
             .flat_map(|pair| {
@@ -371,11 +369,7 @@ fn ten_kills_in_fifty_thousand_messages_lose_double_and_reorder_nothing() {
             })
             .collect();
         for line in &lines {
-            assert_eq!(
-                (&line["read_seq"], &line["unread"]),
-                (&json!(each() / 2), &json!(each() / 2)),
-                "{line}"
-            );
+            assert_eq!((&line["read_seq"], &line["unread"]), (&json!(EACH / 2), &json!(EACH / 2)), "{line}");
         }
         lines
     };

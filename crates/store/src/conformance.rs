@@ -621,9 +621,13 @@ pub fn random(store: &mut Store, seed: u64, steps: u32) {
             (Outcome::Failed(_), Outcome::Failed(_)) => {}
             _ => assert_eq!(outcome, expected, "seed {seed}, step {step}: {batch:#?}"),
         }
-        for query in dice.queries() {
-            let (expected, found) = (sorted(model.read(&query)), sorted(store.reader.read(&query)));
+        let queries: Vec<Query> = dice.queries().into_iter().collect();
+        let together = store.reader.read_all(&queries);
+        assert_eq!(together.len(), queries.len());
+        for (query, together) in queries.iter().zip(together) {
+            let (expected, found) = (sorted(model.read(query)), sorted(store.reader.read(query)));
             assert_eq!(found, expected, "seed {seed}, step {step}: {query:?} after {batch:#?}");
+            assert_eq!(sorted(together), expected, "seed {seed}, step {step}: {query:?} with others");
         }
     }
 }

@@ -81,9 +81,15 @@ impl Reader {
             Query::Senders { user, .. } => self.names.key(&self.db, user)?.unwrap_or(0),
             _ => 0,
         };
-        self.db.prepare_cached("BEGIN")?.execute([])?;
+        // Several look-ups at once share the transaction of `read_all`.
+        let is_alone = self.db.is_autocommit();
+        if is_alone {
+            self.db.prepare_cached("BEGIN")?.execute([])?;
+        }
         let found = self.look_up(query, user)?;
-        self.db.prepare_cached("COMMIT")?.execute([])?;
+        if is_alone {
+            self.db.prepare_cached("COMMIT")?.execute([])?;
+        }
         Ok(found)
     }
 
