@@ -602,9 +602,12 @@ impl Core {
     fn on_committed(&mut self, in_flight: InFlight, now: Now) {
         let InFlight { items, moved, mut staged, order, .. } = in_flight;
         let mut waited = Vec::new();
+        for item in &items {
+            self.remember(item);
+        }
         for id in &order {
             if let Some(staged) = staged.remove(id) {
-                waited.extend(self.apply(id, staged, &items, now));
+                waited.extend(self.apply(id, staged, now));
             }
         }
         for item in items {
@@ -617,8 +620,20 @@ impl Core {
         }
     }
 
+    /// Keeps a stored message among the newest of its conversation.
+    fn remember(&mut self, item: &Item) {
+        if let (Entry::Message(incoming), Effect::Stored { seq, ts }) = (&item.entry, &item.effect)
+            && let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&incoming.conversation)
+        {
+            let (id, from, device) = (incoming.id.clone(), incoming.user.clone(), incoming.device.clone());
+            conversation
+                .tail
+                .push(*seq, TailEntry { id, from, device, ts: *ts, body: Some(incoming.body.clone()) });
+        }
+    }
+
     /// Makes the staged state the committed one. Returns what waited for a conversation to be created.
-    fn apply(&mut self, id: &ConversationId, staged: Staged, items: &[Item], now: Now) -> Vec<Deferred> {
+    fn apply(&mut self, id: &ConversationId, staged: Staged, now: Now) -> Vec<Deferred> {
         if staged.deleted {
             self.conversations.remove(id);
             return Vec::new();
@@ -630,30 +645,12 @@ impl Core {
                 waited = deferred;
             }
         }
-        self.apply_to(id, staged, items, now);
+        self.apply_to(id, staged, now);
         waited
     }
 
-    fn apply_to(&mut self, id: &ConversationId, staged: Staged, items: &[Item], now: Now) {
+    fn apply_to(&mut self, id: &ConversationId, staged: Staged, now: Now) {
         let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { return };
-        if staged.last > conversation.last {
-            for item in items {
-                if let (Entry::Message(incoming), Effect::Stored { seq, ts }) = (&item.entry, &item.effect)
-                    && incoming.conversation == *id
-                {
-                    conversation.tail.push(
-                        *seq,
-                        TailEntry {
-                            id: incoming.id.clone(),
-                            from: incoming.user.clone(),
-                            device: incoming.device.clone(),
-                            ts: *ts,
-                            body: Some(incoming.body.clone()),
-                        },
-                    );
-                }
-            }
-        }
         (conversation.last, conversation.last_ts) = (staged.last, staged.last_ts);
         (conversation.exists, conversation.touched) = (staged.exists, now.mono);
         conversation.name = staged.name.unwrap_or(conversation.name.take());
