@@ -160,3 +160,7 @@ impl Device {
 pub(crate) fn conn_ref(nodes: &Nodes, key: ConnKey, login: u64) -> ConnRef {
     ConnRef { node: nodes.node(key.0).clone(), connection: key.1, login }
 }
+
+// There is one of each for every session.
+const _: () = assert!(size_of::<Conn>() <= 72);
+const _: () = assert!(size_of::<User>() <= 104);
