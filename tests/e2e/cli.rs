@@ -190,3 +190,21 @@ fn without_a_configured_key_only_loopback_is_served() {
     let ended = Setup::new().without_secret().listen_ws("0.0.0.0:0").start_in_vain();
     refuses(&ended, &["auth.secret"]);
 }
+
+#[test]
+fn bench_needs_only_the_address_of_a_server_that_gives_demo_tokens() {
+    let server = bowline_tests::Setup::new().without_secret().start();
+    let url = format!("ws://{}/ws", server.ws());
+    for (scenario, counted) in [("idle", "connections"), ("pair", "acknowledged")] {
+        let arguments =
+            ["bench", scenario, "--url", &url, "--connections", "6", "--duration", "1s", "--json"];
+        let ended = bowline_tests::bowline(&arguments);
+        let report: serde_json::Value = serde_json::from_str(&ended.stdout)
+            .unwrap_or_else(|error| panic!("{scenario}: {error}: {} {}", ended.stdout, ended.stderr));
+        assert_eq!(report["connections"], 6.0, "{scenario}: {report}");
+        assert!(report[counted].as_f64().is_some_and(|count| count >= 6.0), "{scenario}: {report}");
+        assert!(
+            report["server_cpu_s"].is_number() || report["server_memory_per_connection_bytes"].is_number()
+        );
+    }
+}

@@ -156,7 +156,8 @@ struct PublicArgs {
     /// ws://host:port/ws or tcp://host:port [default: the WebSocket listener of the configuration]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
-    /// Token of the user [default: signed with the secret of the configuration or of the data directory]
+    /// Token of the user [default: a demo token of the server at --url, where it gives them; else signed with the
+    /// secret of the configuration or of the data directory]
     #[arg(long, value_name = "T")]
     token: Option<String>,
     #[command(flatten)]
@@ -416,6 +417,13 @@ impl PublicArgs {
             return Ok(Arc::new(move |_| Ok(token.clone())));
         }
         let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
+        // A server that is only named by its address may give demo tokens; its secret is not known here.
+        let is_only_named = self.url.is_some() && self.config.data.is_none() && !config.auth.has_key();
+        if let (true, Some(url)) = (is_only_named, self.url.clone())
+            && token::demo(&url, "bowline").is_ok()
+        {
+            return Ok(Arc::new(move |user| token::demo(&url, user)));
+        }
         let signer = token::Signer::for_config(&config)?;
         Ok(Arc::new(move |user| signer.sign(&bowline_protocol::UserId::parse(user)?, None, TOKEN_TTL)))
     }

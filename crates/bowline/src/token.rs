@@ -6,7 +6,7 @@ use crate::{
     data::DataDir,
     random_text,
 };
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use bowline_api::NewToken;
 use bowline_auth::{Claims, SessionMode, mint};
 use bowline_protocol::{DeviceId, Millis, UserId};
@@ -83,4 +83,27 @@ impl Signer {
         };
         Ok(mint(self.secret.as_bytes(), &claims))
     }
+}
+
+/// How long a server may take to give a demo token.
+const DEMO_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A demo token of the server whose WebSocket is at `url`; servers without a configured key give them on loopback.
+pub fn demo(url: &str, user: &str) -> anyhow::Result<String> {
+    let authority = url.strip_prefix("ws://").and_then(|rest| rest.split('/').next());
+    let authority = authority.with_context(|| format!("{url} is no WebSocket address"))?;
+    let ask = format!("http://{authority}/demo/token");
+    let body = serde_json::json!({ "user": user }).to_string();
+    // Called from asynchronous code as well, which must not be blocked by a second runtime on its thread.
+    let asked = std::thread::spawn(move || -> anyhow::Result<String> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).build()?;
+            let request = client.post(ask).header("content-type", "application/json").body(body);
+            Ok(request.send().await?.error_for_status()?.text().await?)
+        })
+    });
+    let text = asked.join().map_err(|_| anyhow!("asking for a demo token failed"))??;
+    let answer: serde_json::Value = serde_json::from_str(&text)?;
+    answer["token"].as_str().map(str::to_owned).context("the server's answer has no token")
 }
