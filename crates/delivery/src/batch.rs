@@ -225,9 +225,9 @@ impl Core {
     }
 
     /// Carries a look-up out behind everything that waits; at once when nothing does.
-    pub(crate) fn read_behind_writes(&mut self, purpose: ReadPurpose, now: Now) {
+    pub(crate) fn read_behind_writes(&mut self, purpose: ReadPurpose) {
         if self.queue.is_empty() && self.position_order.is_empty() && self.in_flight.is_none() {
-            self.read_again(purpose, now);
+            self.read_again(purpose);
         } else {
             self.queue.push_back(Entry::Read(Box::new(purpose)));
         }
@@ -696,11 +696,11 @@ impl Core {
                     self.confirm(&asker, None);
                 }
             }
-            (Entry::Read(purpose), _) => self.read_again(*purpose, now),
+            (Entry::Read(purpose), _) => self.read_again(*purpose),
             (Entry::Clear { asker, .. }, Effect::Refuse(refusal)) => self.refuse(&asker, refusal),
             (Entry::Create(create), Effect::Refuse(refusal)) => {
                 self.refuse(&create.asker, refusal);
-                self.load_again(&create.conversation, now);
+                self.load_again(&create.conversation);
             }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
             (Entry::PutDevice { user, device, .. }, _) => {
@@ -748,7 +748,7 @@ impl Core {
                 (Some(Refused::ConversationExists), Entry::Create(create)) => {
                     let message = format!("group {} exists already", create.conversation);
                     self.refuse(&create.asker, Refusal::new(ErrorCode::Conflict, message));
-                    self.load_again(&create.conversation, now);
+                    self.load_again(&create.conversation);
                 }
                 (Some(Refused::SeqTaken { .. } | Refused::ConversationExists), entry) => {
                     reload.extend(entry.conversation().cloned());
@@ -803,13 +803,13 @@ impl Core {
                 Entry::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
                 Entry::Create(create) => {
                     self.refuse(&create.asker, unavailable(reason));
-                    self.load_again(&create.conversation, now);
+                    self.load_again(&create.conversation);
                 }
                 Entry::Change(change) => self.refuse(&change.asker, unavailable(reason)),
                 Entry::Clear { asker, .. } | Entry::ForgetDevice { asker: Some(asker), .. } => {
                     self.refuse(&asker, unavailable(reason));
                 }
-                Entry::Read(purpose) => self.read_again(*purpose, now),
+                Entry::Read(purpose) => self.read_again(*purpose),
             }
         }
     }

@@ -16,10 +16,10 @@ use bowline_protocol::{DeviceId, ServerFrame, UserId, frame::Notice};
 use std::sync::Arc;
 
 impl Core {
-    pub(crate) fn begin_sync(&mut self, key: ConnKey, now: Now) {
+    pub(crate) fn begin_sync(&mut self, key: ConnKey) {
         let Some(conn) = self.conns.get(&key) else { return };
         let purpose = ReadPurpose::Sync { key, login: conn.login };
-        self.read_behind_writes(purpose, now);
+        self.read_behind_writes(purpose);
     }
 
     pub(crate) fn sync_query(&self, key: ConnKey, login: u64) -> Option<Query> {
@@ -38,7 +38,7 @@ impl Core {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
             conn.sync = Some(Box::default());
-            return self.begin_sync(key, now);
+            return self.begin_sync(key);
         }
         let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
         let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// Bounds what is kept in memory: conversations that nothing waits for and that were longest unused go.
-    pub(crate) fn drop_idle_conversations(&mut self, _now: Now) {
+    pub(crate) fn drop_idle_conversations(&mut self) {
         if self.conversations.len() <= limits::CONVERSATIONS_MAX {
             return;
         }

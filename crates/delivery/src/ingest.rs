@@ -133,7 +133,7 @@ impl Core {
         self.lanes.entry(lane_key).or_default().0.push_back(Waiting { ticket, incoming, verdict: None });
     }
 
-    pub(crate) fn on_verdict(&mut self, ticket: u64, verdict: Verdict, _now: Now) {
+    pub(crate) fn on_verdict(&mut self, ticket: u64, verdict: Verdict) {
         let Some(lane_key) = self.tickets.remove(&ticket) else { return };
         let Some(lane) = self.lanes.get_mut(&lane_key) else { return };
         if let Some(waiting) = lane.0.iter_mut().find(|w| w.ticket == ticket) {

@@ -250,7 +250,7 @@ impl Core {
             Event::LookedUp { conn, here, no, event } => self.on_looked_up(conn, here, no, *event, now),
             Event::Outcome(outcome) => self.on_outcome(outcome, now),
             Event::Found { read, found } => self.on_found(read, found, now),
-            Event::Verdict { ticket, verdict } => self.on_verdict(ticket, verdict, now),
+            Event::Verdict { ticket, verdict } => self.on_verdict(ticket, verdict),
         }
     }
 
@@ -259,7 +259,7 @@ impl Core {
         self.on_timers(now);
         self.form_batches(now);
         self.report_decided();
-        self.drop_idle_conversations(now);
+        self.drop_idle_conversations();
     }
 
     /// When the next timer is due (`mono`).
@@ -378,7 +378,7 @@ impl Core {
                 );
             }
             ClientFrame::ConversationList { id, after, limit } => {
-                self.on_list(asker(Some(id)), user, after.as_deref(), limit, now);
+                self.on_list(asker(Some(id)), user, after.as_deref(), limit);
             }
             ClientFrame::ConversationClear { id, conversation } => {
                 self.on_clear(asker(Some(id)), user, &conversation, now);
@@ -484,7 +484,7 @@ impl Core {
             }),
         }
         self.send_down(key, Down::Accepted { resumed: false });
-        self.begin_sync(key, now);
+        self.begin_sync(key);
     }
 
     fn on_looked_up(&mut self, conn: ConnRef, here: bool, no: u64, event: Down, now: Now) {

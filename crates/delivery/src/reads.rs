@@ -84,13 +84,13 @@ impl Core {
             Some(Slot::Loading(waiting)) => waiting.push(deferred),
             None => {
                 self.conversations.insert(id.clone(), Slot::Loading(vec![deferred]));
-                self.load_again(id, now);
+                self.load_again(id);
             }
         }
     }
 
     /// Asks the store for a conversation that something waits for.
-    pub(crate) fn load_again(&mut self, id: &ConversationId, _now: Now) {
+    pub(crate) fn load_again(&mut self, id: &ConversationId) {
         if matches!(self.conversations.get(id), Some(Slot::Loading(_))) {
             let query = Query::Conversation { conversation: id.clone(), tail: limits::TAIL_LOADED };
             self.read(query, ReadPurpose::Conversation(id.clone()));
@@ -111,7 +111,7 @@ impl Core {
                 entry => self.enqueue(entry),
             },
             Deferred::History { asker, user, conversation, page } => {
-                self.on_history_ready(asker, user, conversation, page, now);
+                self.on_history_ready(asker, user, conversation, page);
             }
             Deferred::Nothing => {}
         }
@@ -129,9 +129,9 @@ impl Core {
     }
 
     /// Carries out a look-up, for the first time or after the store failed.
-    pub(crate) fn read_again(&mut self, purpose: ReadPurpose, now: Now) {
+    pub(crate) fn read_again(&mut self, purpose: ReadPurpose) {
         match &purpose {
-            ReadPurpose::Conversation(id) => self.load_again(&id.clone(), now),
+            ReadPurpose::Conversation(id) => self.load_again(&id.clone()),
             ReadPurpose::Sync { key, login } => {
                 if let Some(query) = self.sync_query(*key, *login) {
                     self.read(query, purpose);
@@ -163,8 +163,8 @@ impl Core {
             (ReadPurpose::History { asker, conversation, page, range, first }, Found::Messages(messages)) => {
                 self.on_history_found(&asker, &conversation, page, range, first, &messages);
             }
-            (ReadPurpose::List { asker, user, .. }, Found::Conversations { conversations, more }) => {
-                self.on_list_found(&asker, &user, &conversations, more);
+            (ReadPurpose::List { asker, .. }, Found::Conversations { conversations, more }) => {
+                self.on_list_found(&asker, &conversations, more);
             }
             (ReadPurpose::Senders { conversation, user, from, to }, Found::Senders { own, others }) => {
                 self.on_senders(conversation, user, (from, to), Some(Senders { own, others }));
@@ -321,14 +321,7 @@ impl Core {
     }
 
     /// `user` is none for the API, which sees everything that is stored.
-    fn on_history_ready(
-        &mut self,
-        asker: Asker,
-        user: Option<UserId>,
-        id: ConversationId,
-        page: Page,
-        _now: Now,
-    ) {
+    fn on_history_ready(&mut self, asker: Asker, user: Option<UserId>, id: ConversationId, page: Page) {
         let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { return };
         let first = match user {
             None if !conversation.exists => {
@@ -395,16 +388,16 @@ impl Core {
         self.answer_page(asker, json);
     }
 
-    pub(crate) fn on_list(&mut self, asker: Asker, user: UserId, after: Option<&str>, limit: u32, now: Now) {
+    pub(crate) fn on_list(&mut self, asker: Asker, user: UserId, after: Option<&str>, limit: u32) {
         let after = match after.map(|text| named_by(&user, text).ok_or_else(|| forbidden(text))).transpose() {
             Ok(after) => after,
             Err(refusal) => return self.refuse(&asker, refusal),
         };
-        self.read_behind_writes(ReadPurpose::List { asker, user, after, limit }, now);
+        self.read_behind_writes(ReadPurpose::List { asker, user, after, limit });
     }
 
-    fn on_list_found(&mut self, asker: &Asker, user: &UserId, conversations: &[Summary], more: bool) {
-        let items: Vec<Vec<u8>> = conversations.iter().map(|c| encode_summary(c, user)).collect();
+    fn on_list_found(&mut self, asker: &Asker, conversations: &[Summary], more: bool) {
+        let items: Vec<Vec<u8>> = conversations.iter().map(encode_summary).collect();
         let fields = 80 + asker.frame_id.as_ref().map_or(0, |id| id.len() * 6);
         let kept = fit(&items, self.page_bytes_max(fields), false);
         let more = more || kept.end < items.len();
@@ -472,7 +465,7 @@ fn encode_message(message: &Message) -> Vec<u8> {
 }
 
 /// One line of a conversation list.
-fn encode_summary(summary: &Summary, _user: &UserId) -> Vec<u8> {
+fn encode_summary(summary: &Summary) -> Vec<u8> {
     let Summary { conversation, name, meta, last, member, peer, last_message } = summary;
     let mut json = Vec::with_capacity(256);
     json.extend_from_slice(b"{\"conversation_id\":");

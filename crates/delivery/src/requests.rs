@@ -42,7 +42,7 @@ impl Core {
                     Deferred::History { asker, user: None, conversation: conversation.clone(), page };
                 self.with_conversation(&conversation, deferred, now);
             }
-            Request::User { user } => self.read_behind_writes(ReadPurpose::User { asker, user }, now),
+            Request::User { user } => self.read_behind_writes(ReadPurpose::User { asker, user }),
             Request::Kick { user, device, reason, code } => {
                 let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
                 let named = devices.iter().filter(|d| device.as_ref().is_none_or(|id| d.id == *id));

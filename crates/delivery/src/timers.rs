@@ -56,7 +56,7 @@ impl Core {
                 Timer::Flight { user, device, conversation } => {
                     self.on_flight_timer(user, device, conversation, now)
                 }
-                Timer::Retry(purpose) => self.read_again(*purpose, now),
+                Timer::Retry(purpose) => self.read_again(*purpose),
                 Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
             }
