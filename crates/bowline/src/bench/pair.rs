@@ -9,6 +9,9 @@ use std::{
 };
 use tokio::task::JoinSet;
 
+/// Sent before the measurement: conversations are opened, caches filled. A quarter of the duration, at most this.
+const WARM_UP_MAX: Duration = Duration::from_secs(5);
+
 /// How long the last messages may take to arrive after the end.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -44,10 +47,10 @@ pub async fn run(options: &Options, pid: Option<u32>) -> anyhow::Result<Report> 
     if failed > 0 {
         anyhow::bail!("{failed} of {} connections could not be opened", even.connections);
     }
-    let epoch = Instant::now();
+    let began = Instant::now();
+    let epoch = began + (options.duration / 4).min(WARM_UP_MAX);
     let interval =
         options.rate.map(|rate| Duration::from_secs_f64(clients.len() as f64 / rate.max(1) as f64));
-    let before = pid.and_then(Usage::of);
     let mut tasks = JoinSet::new();
     let count = clients.len();
     for (number, (client, events)) in clients.into_iter().enumerate() {
@@ -55,15 +58,18 @@ pub async fn run(options: &Options, pid: Option<u32>) -> anyhow::Result<Report> 
             client,
             events,
             peer: format!("u{}", number ^ 1),
+            began,
             epoch,
             until: epoch + options.duration,
             // Spread over one interval, so that not everybody sends at once.
-            due: epoch + interval.unwrap_or_default().mul_f64(number as f64 / count as f64),
+            due: began + interval.unwrap_or_default().mul_f64(number as f64 / count as f64),
             interval,
             filler: "x".repeat(options.body_bytes.saturating_sub(STAMP_BYTES)),
         };
         tasks.spawn(one.run());
     }
+    tokio::time::sleep_until(epoch.into()).await;
+    let before = pid.and_then(Usage::of);
     let bar = progress(options, options.duration.as_secs(), "sending")?;
     let ticker = bar.clone();
     let duration = options.duration;
@@ -103,6 +109,8 @@ struct Pair {
     client: Client,
     events: Events,
     peer: String,
+    began: Instant,
+    /// Where the measurement begins: what was due earlier is not counted.
     epoch: Instant,
     until: Instant,
     due: Instant,
@@ -110,7 +118,7 @@ struct Pair {
     filler: String,
 }
 
-/// A body begins with the time at which it was due, in microseconds since the start: 16 digits.
+/// A body begins with the time at which it was due, in microseconds since the first one: 16 digits.
 const STAMP_BYTES: usize = 16;
 
 impl Pair {
@@ -131,7 +139,7 @@ impl Pair {
             let sends = !is_over && may_send && (self.interval.is_some() || under_way.is_empty());
             if sends && now >= self.due {
                 let due = if self.interval.is_some() { self.due } else { now };
-                let stamp = (due - self.epoch).as_micros();
+                let stamp = (due - self.began).as_micros();
                 let body = Body::Json(format!("\"{stamp:016}{}\"", self.filler));
                 let id = self.client.send(Target::User(self.peer.clone()), body).await?;
                 under_way.insert(id, due);
@@ -152,7 +160,9 @@ impl Pair {
             };
             match event {
                 Some(Event::Acked { id, .. }) => {
-                    if let Some(due) = under_way.remove(&id) {
+                    if let Some(due) = under_way.remove(&id)
+                        && due >= self.epoch
+                    {
                         tally.acked += 1;
                         tally.ack_us.saturating_record(due.elapsed().as_micros() as u64);
                     }
@@ -164,14 +174,16 @@ impl Pair {
                     may_send = true;
                 }
                 Some(Event::Message(message)) => {
-                    tally.delivered += 1;
                     tally.out_of_order += u64::from(message.seq <= newest);
                     newest = message.seq;
                     if let Body::Json(text) = &message.body
                         && let Some(stamp) = text.get(1..1 + STAMP_BYTES).and_then(|s| s.parse::<u64>().ok())
                     {
-                        let now_us = self.epoch.elapsed().as_micros() as u64;
-                        tally.push_us.saturating_record(now_us.saturating_sub(stamp));
+                        let due = self.began + Duration::from_micros(stamp);
+                        if due >= self.epoch {
+                            tally.delivered += 1;
+                            tally.push_us.saturating_record(due.elapsed().as_micros() as u64);
+                        }
                     }
                 }
                 Some(_) => {}
