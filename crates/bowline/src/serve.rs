@@ -216,6 +216,7 @@ fn start_router(
         group_members_max: config.router.group_members_max,
         frame_bytes_max: config.gateway.max_frame_bytes,
         seed,
+        owner_epoch: 1,
         before_send: false,
         outbox: false,
     };

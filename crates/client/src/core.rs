@@ -8,7 +8,7 @@ use crate::{
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// The largest page of history.
 const PAGE: u32 = 200;
@@ -159,7 +159,8 @@ pub struct Core {
     settings: Settings,
     state: State,
     backoff: Backoff,
-    timelines: HashMap<String, Timeline>,
+    /// In an order of their own, so that runs repeat.
+    timelines: BTreeMap<String, Timeline>,
     outbox: Outbox,
     /// Requests that wait for their answers, to be asked again after a reconnect.
     requests: VecDeque<(String, String)>,

@@ -153,6 +153,7 @@ impl InFlight {
 
 /// A transaction being formed.
 pub(crate) struct Forming {
+    owner_epoch: u64,
     pub batch: Batch,
     pub staged: HashMap<ConversationId, Staged, ahash::RandomState>,
     pub order: Vec<ConversationId>,
@@ -180,7 +181,7 @@ impl Forming {
     pub fn fence(&mut self, conversation: &ConversationId) {
         let partition = partition_of(conversation);
         if !self.batch.fences.iter().any(|f| f.partition == partition) {
-            self.batch.fences.push(Fence { partition, epoch: 1 });
+            self.batch.fences.push(Fence { partition, epoch: self.owner_epoch });
         }
     }
 }
@@ -318,6 +319,7 @@ impl Core {
             return;
         }
         let mut forming = Forming {
+            owner_epoch: self.config.owner_epoch,
             batch: Batch::default(),
             staged: HashMap::with_hasher(self.hasher.clone()),
             order: Vec::new(),

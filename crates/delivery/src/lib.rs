@@ -63,6 +63,9 @@ pub struct Config {
     pub frame_bytes_max: usize,
     /// Random for each process; makes tables unpredictable from outside and runs repeatable in tests.
     pub seed: u64,
+    /// The epoch under which this process owns its conversations: 1 for the only owner there is; in a cluster what
+    /// coordination gave with the lease. The store takes nothing of an owner whose epoch is over.
+    pub owner_epoch: u64,
     /// Every message waits for a verdict ([`Action::AskVerdict`]) before it is numbered.
     pub before_send: bool,
     /// `message.stored` events are written to the outbox.

@@ -16,6 +16,7 @@ use std::{
 #[derive(Clone, Default)]
 pub struct Model(Arc<Mutex<State>>);
 
+#[derive(Clone)]
 struct State {
     conversations: BTreeMap<ConversationId, Arc<Conversation>>,
     ids: HashMap<(UserId, MessageId), Receipt>,
@@ -74,6 +75,11 @@ impl Model {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A store of its own, with the same content.
+    pub fn fork(&self) -> Self {
+        Self(Arc::new(Mutex::new(self.state().clone())))
     }
 
     /// Another owner takes a partition: batches under the old epoch are stale from now on.

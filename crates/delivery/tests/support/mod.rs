@@ -263,6 +263,7 @@ pub fn config() -> Config {
         group_members_max: 1000,
         frame_bytes_max: 32768,
         seed: 42,
+        owner_epoch: 1,
         before_send: false,
         outbox: false,
     }
