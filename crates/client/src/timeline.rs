@@ -33,12 +33,13 @@ impl Timeline {
 
     /// A push, or the number of an own message.
     pub fn on_message(&mut self, seq: u64, message: Option<Message>) {
-        if self.position.is_none() {
-            // Nothing is announced below: the device had everything before.
+        if self.position.is_none() && (seq == 1 || (message.is_some() && self.newest == 0)) {
+            // Nothing was announced below a push: the device had everything before. An acknowledgement says nothing
+            // of that kind, it may come before what waits is announced.
             self.position = Some(seq - 1);
         }
         self.newest = self.newest.max(seq);
-        if Some(seq) > self.position {
+        if Some(seq) > self.position || self.position.is_none() {
             self.ahead.entry(seq).or_insert(message);
         }
     }
@@ -53,7 +54,9 @@ impl Timeline {
         self.asked = false;
         let newest_page = self.position.is_none();
         if newest_page {
-            self.position = Some(messages.first().map_or(self.newest, |m| m.seq - 1));
+            let first_known = messages.first().map(|m| m.seq).or(self.ahead.keys().next().copied());
+            self.position = Some(first_known.map_or(self.newest, |seq| seq - 1));
+            self.ahead.retain(|seq, _| Some(*seq) > self.position);
         }
         self.skip_below(first);
         if messages.is_empty() && !more && !newest_page {
@@ -163,6 +166,25 @@ mod tests {
         timeline.on_message(2, Some(message(2)));
         assert_eq!(taken(&mut timeline), [2]);
         assert_eq!(timeline.position(), Some(2));
+    }
+
+    #[test]
+    fn an_acknowledgement_hides_nothing_that_is_announced_later() {
+        for announced_first in [true, false] {
+            let mut timeline = Timeline::default();
+            if announced_first {
+                timeline.on_notice(1, 3);
+            }
+            timeline.on_message(4, None);
+            if !announced_first {
+                timeline.on_notice(1, 3);
+            }
+            timeline.on_message(5, Some(message(5)));
+            assert_eq!((timeline.need(), taken(&mut timeline)), (Need::Newest, vec![]));
+            assert_eq!(timeline.take_news(), None);
+            timeline.on_page(1, (1..=4).map(message).collect(), false);
+            assert_eq!((taken(&mut timeline), timeline.take_news()), (vec![1, 2, 3, 5], Some(5)));
+        }
     }
 
     #[test]
