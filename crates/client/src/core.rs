@@ -166,6 +166,8 @@ pub struct Core {
     requests: VecDeque<(String, String)>,
     /// Histories that fetch a gap.
     fetches: HashMap<String, String>,
+    /// When a gap whose history was refused for now is asked for again.
+    fetch_again_at: Option<u64>,
     closing: Option<(u16, String, Option<u64>)>,
     heard: u64,
     pinged: bool,
@@ -223,6 +225,7 @@ impl Core {
             outbox: Outbox::default(),
             requests: VecDeque::new(),
             fetches: HashMap::new(),
+            fetch_again_at: None,
             closing: None,
             heard: 0,
             pinged: false,
@@ -244,7 +247,7 @@ impl Core {
             State::Open { .. } => {
                 let silence = if self.pinged { self.close_after_ms } else { self.ping_after_ms };
                 let heartbeat = self.heard + silence;
-                Some(self.outbox.next_due().map_or(heartbeat, |due| due.min(heartbeat)))
+                [self.outbox.next_due(), self.fetch_again_at, Some(heartbeat)].into_iter().flatten().min()
             }
             State::Opening => Some(self.heard + self.close_after_ms),
             State::Connecting | State::Stopped { .. } => None,
@@ -265,6 +268,11 @@ impl Core {
                 } else if silence >= self.ping_after_ms && !self.pinged {
                     self.pinged = true;
                     self.outputs.push(Output::Text(r#"{"type":"ping"}"#.into()));
+                }
+                if self.fetch_again_at.is_some_and(|at| at <= now) {
+                    self.fetch_again_at = None;
+                    self.timelines.values_mut().for_each(Timeline::ask_again);
+                    self.settle(now);
                 }
                 self.flush(now);
             }
@@ -307,6 +315,7 @@ impl Core {
         };
         self.timelines.values_mut().for_each(Timeline::on_disconnected);
         self.fetches.clear();
+        self.fetch_again_at = None;
         self.outbox.on_disconnected();
         let random = self.roll();
         let (delay, fresh_token) = match self.backoff.on_ended(code, retry_after, lasted, random) {
@@ -491,8 +500,15 @@ impl Core {
         if self.outbox.remove(&id).is_some() {
             return self.emit(Event::Failed { id, code, message: frame.message });
         }
-        if self.fetches.remove(&id).is_some() {
-            // It is asked again with the next thing that happens in the conversation, or after a reconnect.
+        if let Some(conversation) = self.fetches.remove(&id) {
+            let timeline = self.timelines.entry(conversation).or_default();
+            if is_temporary {
+                timeline.on_refused();
+                self.fetch_again_at = Some(self.fetch_again_at.map_or(again, |at| at.min(again)));
+            } else {
+                // It is not this user's any more: what was missing will not come.
+                timeline.on_page(0, Vec::new(), false);
+            }
             return;
         }
         self.on_answer(id, text);
@@ -711,6 +727,45 @@ mod tests {
             {"seq":2,"id":"x","from":"b","ts":1,"body":1},{"seq":3,"id":"y","from":"b","ts":1,"body":"AP8H","body_encoding":"base64"}]}"#;
         core.on_text(page, 0);
         assert_eq!(brief(&mut core), ["message 2", "message 3", "message 4", "message 5", "> msg.recv 5"]);
+    }
+
+    #[test]
+    fn a_history_that_is_refused_for_now_is_asked_for_again() {
+        let mut core = core();
+        open(&mut core, 0);
+        core.on_text(&push(1), 0);
+        core.on_text(&push(3), 0);
+        core.take_outputs();
+        let refused = |id: u64, code: &str| {
+            format!(r#"{{"type":"error","code":"{code}","message":"","id":"~{id}","retry_after_ms":500}}"#)
+        };
+        core.on_text(&refused(1, "unavailable"), 0);
+        let due = core.next_due().unwrap();
+        assert!((500..=1000).contains(&due), "{due}");
+        core.on_time(due);
+        assert_eq!(brief(&mut core), ["> history 1"]);
+        // Refused for good: what can be had is handed out.
+        core.on_text(&refused(2, "forbidden"), due);
+        assert_eq!(brief(&mut core), ["message 3", "> msg.recv 3"]);
+    }
+
+    #[test]
+    fn the_same_id_twice_has_two_answers() {
+        let mut core = core();
+        open(&mut core, 0);
+        for _ in 0..2 {
+            core.send("1".into(), Target::User("b".into()), Body::default(), 0).unwrap();
+        }
+        core.take_outputs();
+        let refused = r#"{"type":"error","code":"unavailable","message":"","id":"1","retry_after_ms":500}"#;
+        core.on_text(refused, 0);
+        core.on_text(refused, 0);
+        core.on_time(2_000);
+        assert_eq!(brief(&mut core), ["> msg.send 1", "> msg.send 1"]);
+        for _ in 0..2 {
+            core.on_text(r#"{"type":"msg.ack","id":"1","conversation_id":"d:a:b","seq":1,"ts":1}"#, 2_000);
+        }
+        assert_eq!(core.unacknowledged(), 0);
     }
 
     #[test]

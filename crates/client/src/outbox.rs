@@ -37,13 +37,14 @@ impl Outbox {
 
     /// It is answered for good.
     pub fn remove(&mut self, id: &str) -> Option<Outgoing> {
-        let index = self.queue.iter().position(|o| o.id == id)?;
+        let is_sent = |o: &Outgoing| o.id == id && o.state == State::Sent;
+        let index = self.queue.iter().position(is_sent).or(self.queue.iter().position(|o| o.id == id))?;
         self.queue.remove(index)
     }
 
-    /// It is to be sent again, not before `at`.
+    /// It is to be sent again, not before `at`. When the same id was sent several times, each has its answer.
     pub fn retry(&mut self, id: &str, at: u64) -> bool {
-        let found = self.queue.iter_mut().find(|o| o.id == id);
+        let found = self.queue.iter_mut().find(|o| o.id == id && o.state == State::Sent);
         found.map(|o| o.state = State::Due(at)).is_some()
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Timeline {
     /// The newest number that was heard of.
     newest: u64,
     asked: bool,
+    /// It was refused for now.
+    refused: bool,
     /// The position that was last told to the server.
     told: u64,
 }
@@ -118,9 +120,21 @@ impl Timeline {
         Some(position)
     }
 
+    /// What was asked was refused for now: it is asked again when somebody says so.
+    pub fn on_refused(&mut self) {
+        self.refused = true;
+    }
+
+    /// It is time to ask again.
+    pub fn ask_again(&mut self) {
+        if std::mem::take(&mut self.refused) {
+            self.asked = false;
+        }
+    }
+
     /// The connection ended: what was asked will not be answered, and what was told may not have arrived.
     pub fn on_disconnected(&mut self) {
-        self.asked = false;
+        (self.asked, self.refused) = (false, false);
         self.told = 0;
     }
 

@@ -28,7 +28,7 @@ use batch::{Entry, InFlight, PendingPosition};
 use bowline_protocol::{
     ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
-    link::{Answer, Claim, ConnRef, Down, Downlink, Open, Target, Up, Uplink},
+    link::{Answer, Claim, ConnRef, Down, Downlink, Open, SameDevice, Target, Up, Uplink},
 };
 use conversation::Conversation;
 use dedupe::Dedupe;
@@ -292,6 +292,12 @@ impl Core {
         let key = (self.nodes.index(&from.node), from.connection);
         match event {
             Up::Open(open) => {
+                // A link may bring it twice. A second claim would begin the numbers of the connection anew, and its
+                // gateway would take what follows for what it had.
+                let is_open = self.conns.get(&key).is_some_and(|c| c.login == from.login);
+                if is_open || self.opening.get(&key).is_some_and(|o| o.login == from.login) {
+                    return;
+                }
                 self.opening.insert(key, Opening { login: from.login, is_closed: false });
                 self.actions.push(Action::Claim { conn: from, open: Box::new(open) });
                 return;
@@ -321,7 +327,7 @@ impl Core {
             Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
                 if conn.gone_no == no {
-                    return self.remove_conn(key, now);
+                    return self.give_up(key, from, now);
                 }
                 conn.gone_no = no;
                 let user = conn.user.clone();
@@ -442,7 +448,13 @@ impl Core {
         let ended = match claim {
             Claim::Won { ended } => ended,
             Claim::InUse => {
-                return self.send_again(conn, 1, Down::Refused(CloseCode::DeviceInUse));
+                // Where a newer login replaces an older one, this one only looks older: the clocks of two nodes differ,
+                // or it was overtaken. It may come again, the other is ended then.
+                let code = match open.same_device {
+                    SameDevice::Refuse => CloseCode::DeviceInUse,
+                    SameDevice::Replace | SameDevice::Allow => CloseCode::Overloaded,
+                };
+                return self.send_again(conn, 1, Down::Refused(code));
             }
         };
         for old in ended {
@@ -495,7 +507,14 @@ impl Core {
         if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
             return;
         }
-        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, now) }
+        if here { self.send_again(conn, no, event) } else { self.give_up(key, conn, now) }
+    }
+
+    /// Nobody seems to be there. Should the gateway hold the connection all the same, because a link or coordination
+    /// erred, its client has to come again: it would wait for ever for what is not sent any more.
+    fn give_up(&mut self, key: ConnKey, conn: ConnRef, now: Now) {
+        self.remove_conn(key, now);
+        self.send_again(conn, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
     }
 
     /// Takes a connection out of every table; nothing happens when it is out already.

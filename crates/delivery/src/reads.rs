@@ -13,7 +13,7 @@ use crate::{
     users::ConnKey,
 };
 use bowline_protocol::{
-    ConversationId, DeviceId, ErrorCode, Frame, Seq, UserId,
+    ConversationId, DeviceId, ErrorCode, Frame, Millis, Seq, UserId,
     error::Refusal,
     frame::{LAST_MESSAGE_BODY_BYTES_MAX, SERVER_FIELDS_BYTES, write_number, write_string},
     link::Answer,
@@ -188,12 +188,15 @@ impl Core {
         match purpose {
             ReadPurpose::Conversation(id) => {
                 let Some(Slot::Loading(waiting)) = self.conversations.remove(&id) else { return };
-                for deferred in waiting {
+                let (positions, others): (Vec<_>, Vec<_>) =
+                    waiting.into_iter().partition(|d| matches!(d, Deferred::Position { .. }));
+                for deferred in others {
                     match deferred {
                         Deferred::Gate(user) => self.refuse_gated(&user, &id, &unavailable(reason), now),
                         deferred => self.on_deferred_failed(deferred, reason),
                     }
                 }
+                self.keep_positions(id, positions, retry);
             }
             ReadPurpose::History { asker, .. }
             | ReadPurpose::List { asker, .. }
@@ -214,13 +217,26 @@ impl Core {
         }
     }
 
+    /// What devices said that they have waits until the conversation can be loaded: nobody would say it again.
+    fn keep_positions(&mut self, id: ConversationId, positions: Vec<Deferred>, retry: Millis) {
+        if positions.is_empty() {
+            return;
+        }
+        match self.conversations.get_mut(&id) {
+            Some(Slot::Loading(waiting)) => waiting.extend(positions),
+            Some(Slot::Ready(_)) => {}
+            None => {
+                self.conversations.insert(id.clone(), Slot::Loading(positions));
+                self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Conversation(id))));
+            }
+        }
+    }
+
     fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str) {
         match deferred {
-            // Refused by the caller, who knows which conversation failed.
-            Deferred::Gate(_) => {}
-            Deferred::Position { asker, .. } | Deferred::History { asker, .. } => {
-                self.refuse(&asker, unavailable(reason));
-            }
+            // Refused, or kept, by the caller.
+            Deferred::Gate(_) | Deferred::Position { .. } => {}
+            Deferred::History { asker, .. } => self.refuse(&asker, unavailable(reason)),
             Deferred::Entry(entry) => match *entry {
                 Entry::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
                 Entry::Create(create) => self.refuse(&create.asker, unavailable(reason)),

@@ -407,6 +407,11 @@ fn not_here_is_looked_up_once_more_and_then_left_to_the_inbox() {
     assert_eq!(world.brief(b), ["push 1"], "the route is still there: sent again");
     world.up(b, not_here());
     assert_eq!(world.core.table_sizes()[0], 1, "a second time, and the connection is given up");
+    assert_eq!(
+        world.closed.remove(&b),
+        Some(CloseCode::Shutdown),
+        "should it be there, it has to come again"
+    );
     world.frame(a, &send("m2", "b"));
     assert_eq!(world.brief(b), [""; 0]);
     let b = world.connect("b", "1");
@@ -418,6 +423,71 @@ fn a_connection_that_was_given_up_is_told_to_come_again() {
     let mut world = World::new();
     world.frame(77, &send("m", "b"));
     assert_eq!(world.closed[&77], CloseCode::Shutdown);
+}
+
+#[test]
+fn a_login_that_a_link_brings_twice_is_one() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    let open = Open {
+        user: UserId::trusted("a"),
+        device: DeviceId::trusted("1"),
+        class: None,
+        channel: None,
+        resume: None,
+        same_device: SameDevice::Replace,
+    };
+    world.up(a, Up::Open(open));
+    assert_eq!(world.accepted[&a], 1, "its numbers go on");
+    let b = world.connect("b", "1");
+    world.frame(b, &send("m", "a"));
+    assert_eq!(world.brief(a), ["push 1"]);
+    world.disconnect(a);
+    assert_eq!(world.core.table_sizes()[..2], [1, 1]);
+}
+
+#[test]
+fn a_login_that_looks_older_may_come_again_where_the_newer_one_replaces() {
+    for (same_device, code) in
+        [(SameDevice::Replace, CloseCode::Overloaded), (SameDevice::Refuse, CloseCode::DeviceInUse)]
+    {
+        let mut world = World::new();
+        world.refuse_claims = true;
+        let a = world.connect_as("a", "1", same_device);
+        assert_eq!(world.closed.remove(&a), Some(code));
+        assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+    }
+}
+
+#[test]
+fn a_connection_that_coordination_forgot_is_told_to_come_again() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.forget_routes();
+    world.frame(a, &send("m1", "b"));
+    let event = Box::new(Down::Decided(1));
+    world.up(b, Up::NotHere { no: 2, event, gone: true });
+    assert_eq!(world.core.table_sizes()[0], 1);
+    assert_eq!(world.closed.remove(&b), Some(CloseCode::Shutdown));
+}
+
+#[test]
+fn what_a_device_has_is_not_lost_while_the_store_cannot_be_read() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    let store = world.store.clone();
+    world = World::with(config(), store);
+    let b2 = world.connect("b", "1");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-1 u1"]);
+    world.read_failures = 2;
+    world.frame(b2, &recv("d:a:b", 1));
+    world.advance(1_000);
+    assert_eq!(world.store.conversations["d:a:b"].members["b"].delivered, 0);
+    world.advance(1_000);
+    assert_eq!(world.store.conversations["d:a:b"].members["b"].delivered, 1);
+    assert_eq!((world.brief(b2), world.decided[&b2]), (vec![], 1));
+    let _ = b;
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Carries out the steps of a plan: what users and back ends do, and what goes wrong.
 
 use crate::{
-    client::{Mail, Device},
+    client::{Device, Mail},
     node::Wire,
     plan::Act,
     world::{Event, World},
@@ -81,7 +81,9 @@ impl World {
                     self.request(of(device, devices), frame);
                 }
             }
-            Act::ApiSend { gateway, user, to, again } => self.api_send(of(gateway, gateways), user, to, again),
+            Act::ApiSend { gateway, user, to, again } => {
+                self.api_send(of(gateway, gateways), user, to, again)
+            }
             Act::ApiAdd { gateway, group, user } => self.api_change(of(gateway, gateways), group, user, true),
             Act::ApiRemove { gateway, group, user } => {
                 self.api_change(of(gateway, gateways), group, user, false);
@@ -267,8 +269,13 @@ impl World {
         }
         let group = format!("group{}", self.groups.len());
         let id = ConversationId::trusted(&format!("g:{group}"));
-        let chosen: Vec<UserId> =
-            self.users.iter().enumerate().filter(|(n, _)| members >> n & 1 == 1).map(|(_, u)| u.clone()).collect();
+        let chosen: Vec<UserId> = self
+            .users
+            .iter()
+            .enumerate()
+            .filter(|(n, _)| members >> n & 1 == 1)
+            .map(|(_, u)| u.clone())
+            .collect();
         let creator = self.devices[device].user.clone();
         for user in chosen.iter().chain([&creator]) {
             self.model.said.added.insert((id.clone(), user.clone()));
@@ -289,7 +296,11 @@ impl World {
     fn note_change(&mut self, id: &str, user: &UserId, adds: bool) {
         let key = (ConversationId::trusted(id), user.clone());
         let said = &mut self.model.said;
-        if adds { said.added.insert(key) } else { said.removed.insert(key) };
+        if adds {
+            said.added.insert(key)
+        } else {
+            said.removed.insert(key)
+        };
     }
 
     fn api_change(&mut self, gateway: usize, group: u64, user: u64, adds: bool) {

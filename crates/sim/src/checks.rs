@@ -315,6 +315,10 @@ impl Holdings {
     /// Nothing is missing between what the device has and `next`.
     fn check_gap(&self, model: &Model, seer: &Seer<'_>, id: &str, next: Seq) -> Checked {
         let Some(conversation) = model.conversations.get(&ConversationId::trusted(id)) else { return Ok(()) };
+        if !conversation.members.contains_key(seer.user) {
+            // Whoever left gets nothing any more, not even what is missing.
+            return Ok(());
+        }
         // Of a device that has nothing yet, the server knows where it was.
         let key = (seer.user.clone(), seer.device.clone(), ConversationId::trusted(id));
         let said = model.said.received.get(&key).copied();

@@ -7,9 +7,9 @@ use crate::{
     plants::Plant,
     world::{Event, World},
 };
-use bowline_client::core::{Core, Event as Told, Output, Settings, Target};
 use bowline_client::Body;
-use bowline_protocol::{ConversationId, DeviceId, UserId};
+use bowline_client::core::{Core, Event as Told, Output, Settings, Target};
+use bowline_protocol::{CloseCode, ConversationId, DeviceId, UserId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -77,6 +77,10 @@ impl Device {
     fn seer(&self) -> Seer<'_> {
         Seer { user: &self.user, device: &self.id, repeated: &self.repeated }
     }
+}
+
+fn is_heartbeat(text: &str) -> bool {
+    text == "pong" || text.contains("\"type\":\"ping\"") || text.contains("\"type\":\"pong\"")
 }
 
 impl World {
@@ -187,7 +191,9 @@ impl World {
             Wire::Text(text) => {
                 let text = String::from_utf8_lossy(&text).into_owned();
                 self.saw(device, text.as_bytes());
-                self.note(|| format!("device {device} < {text}"));
+                if !is_heartbeat(&text) {
+                    self.note(|| format!("device {device} < {text}"));
+                }
                 let found = &self.devices[device];
                 let seer = found.seer();
                 let checked = self.sockets[socket].view.on_frame(&self.model, &seer, &text);
@@ -197,7 +203,8 @@ impl World {
                 }
             }
             Wire::Binary(bytes) => {
-                let length = bytes.first_chunk::<4>().map_or(0, |length| u32::from_be_bytes(*length) as usize);
+                let length =
+                    bytes.first_chunk::<4>().map_or(0, |length| u32::from_be_bytes(*length) as usize);
                 let head = bytes.get(4..4 + length).unwrap_or_default();
                 let text = String::from_utf8_lossy(head).into_owned();
                 self.saw(device, text.as_bytes());
@@ -262,7 +269,9 @@ impl World {
             }
             Output::Binary(bytes) => {
                 let head = bytes.get(4..).unwrap_or_default();
-                if let Some(Ok(said)) = serde_json::Deserializer::from_slice(head).into_iter::<Position>().next() {
+                if let Some(Ok(said)) =
+                    serde_json::Deserializer::from_slice(head).into_iter::<Position>().next()
+                {
                     self.on_client_sends(device, said.id);
                 }
                 if let Some(socket) = self.devices[device].socket {
@@ -281,6 +290,9 @@ impl World {
 
     /// Notes what a client says, before anything can happen to it.
     fn on_client_says(&mut self, device: usize, text: &str) {
+        if is_heartbeat(text) {
+            return;
+        }
         self.note(|| format!("device {device} > {text}"));
         let Ok(said) = serde_json::from_str::<Position>(text) else { return };
         let is_read = said.kind == "msg.read";
@@ -336,8 +348,11 @@ impl World {
             Told::Disconnected { .. } => {
                 self.devices[device].is_connected = false;
             }
-            Told::Stopped { code, .. } => {
+            Told::Stopped { code, reason } => {
                 self.note(|| format!("device {device} was stopped by {code}"));
+                if ![CloseCode::Kicked.code(), CloseCode::Replaced.code()].contains(&code) {
+                    self.fail("liveness", format!("device {device} was told never to come again: {reason}"));
+                }
                 self.end_client(device, false, false);
                 let delay = self.rng.range(500, 3_000);
                 let life = self.devices[device].life;
@@ -373,7 +388,8 @@ impl World {
             for (id, conversation) in &self.model.conversations {
                 if let Some(member) = conversation.members.get(&found.user) {
                     let last = conversation.last();
-                    let unread = conversation.others_in(&found.user, member.read.max(member.joined - 1), last);
+                    let unread =
+                        conversation.others_in(&found.user, member.read.max(member.joined - 1), last);
                     durable.insert(id.to_string(), (member.first, last, member.read, unread));
                 }
             }

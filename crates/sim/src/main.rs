@@ -101,7 +101,8 @@ fn show_failure(args: &Args, seed: u64, plant: Option<Plant>, report: &Report, c
         println!("{object}");
         return;
     }
-    let promise = INVARIANTS.iter().find(|(name, _)| *name == violation.invariant).map_or("", |(_, text)| text);
+    let promise =
+        INVARIANTS.iter().find(|(name, _)| *name == violation.invariant).map_or("", |(_, text)| text);
     println!("seed {seed} fails after {} steps, at {} ms", report.steps, report.ended_at);
     println!("  invariant: {}: {promise}", violation.invariant);
     println!("  what happened: {}", violation.text);

@@ -20,7 +20,10 @@ pub const INVARIANTS: [(&str, &str); 15] = [
     ("durable", "what was acknowledged or shown is durable, as it was acknowledged, and stays"),
     ("numbers", "the numbers of a conversation are 1, 2, 3 …: no gap, none used twice, time never back"),
     ("once", "a message id of a user is one message"),
-    ("order", "a connection sees the messages of a conversation in order, none twice unless marked redelivered"),
+    (
+        "order",
+        "a connection sees the messages of a conversation in order, none twice unless marked redelivered",
+    ),
     ("complete", "nothing is missing between the first and the newest message that a device has"),
     ("sender", "the sending device has the ack and not the push"),
     ("members", "who is no member sees nothing; members change only when somebody asked for it"),
@@ -186,7 +189,10 @@ impl Model {
         };
         let (last, last_ts) = (conversation.last(), conversation.messages.last().map_or(0, |m| m.ts));
         if *seq != last + 1 {
-            return broken("numbers", format!("{message_id} in {id} has number {seq}; the newest was {last}"));
+            return broken(
+                "numbers",
+                format!("{message_id} in {id} has number {seq}; the newest was {last}"),
+            );
         }
         if *ts < last_ts {
             return broken("numbers", format!("{id} {seq} is of {ts}, the one before of {last_ts}"));
@@ -237,7 +243,10 @@ impl Model {
             }
             let kept = &mut conversation.messages[seq as usize - 1];
             if !audience.contains(&kept.from) && !doubtful.contains(&kept.from) {
-                return broken("members", format!("{} is no member of {id} and has message {seq}", kept.from));
+                return broken(
+                    "members",
+                    format!("{} is no member of {id} and has message {seq}", kept.from),
+                );
             }
             (kept.audience, kept.doubtful) = (audience, doubtful);
         }
@@ -276,12 +285,18 @@ impl Model {
         }
         let first = before.as_ref().map_or(after.joined, |before| before.first);
         if after.first != first && !said.cleared.contains(&(user.clone(), id.clone())) {
-            return broken("positions", format!("{user} begins at {} in {id} and cleared nothing", after.first));
+            return broken(
+                "positions",
+                format!("{user} begins at {} in {id} and cleared nothing", after.first),
+            );
         }
         let last = conversation.last();
         let read_max = said.read.get(&(user.clone(), id.clone())).copied().unwrap_or(0).max(after.first - 1);
         if after.read > read_max || after.delivered > last {
-            return broken("positions", format!("{user} in {id} is at {after:?}, but has read up to {read_max}"));
+            return broken(
+                "positions",
+                format!("{user} in {id} is at {after:?}, but has read up to {read_max}"),
+            );
         }
         for (owner, device) in self.devices.iter().filter(|(owner, _)| owner == user) {
             let position = after.position(device);
@@ -362,7 +377,8 @@ impl Model {
         let waiting: u64 = self.conversations.values().map(|c| c.waiting).sum();
         let LedgerDelta { accepted, delivered, expired } = self.ledger;
         if accepted != delivered + waiting + expired {
-            let text = format!("{accepted} accepted, {delivered} delivered, {waiting} wait, {expired} expired");
+            let text =
+                format!("{accepted} accepted, {delivered} delivered, {waiting} wait, {expired} expired");
             return broken("ledger", text);
         }
         Ok(())

@@ -514,7 +514,8 @@ impl World {
         let Some(asked) = self.api.remove(&request_id) else { return };
         match (asked, answer) {
             (Some((id, user)), Answer::Stored { conversation_id, seq, ts }) => {
-                let checked = crate::checks::acknowledged(&self.model, &user, &id, conversation_id, *seq, *ts);
+                let checked =
+                    crate::checks::acknowledged(&self.model, &user, &id, conversation_id, *seq, *ts);
                 self.check(checked);
             }
             (None, Answer::Stored { .. }) => {

@@ -46,42 +46,132 @@ pub struct Step {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Act {
     /// `count` messages of one device to one conversation, without waiting.
-    Send { device: u64, to: u64, count: u64, binary: bool },
+    Send {
+        device: u64,
+        to: u64,
+        count: u64,
+        binary: bool,
+    },
     /// An id that was used before, with the same content.
-    Repeat { device: u64, which: u64 },
+    Repeat {
+        device: u64,
+        which: u64,
+    },
     /// An id that was used before, with other content.
-    Conflict { device: u64, which: u64 },
+    Conflict {
+        device: u64,
+        which: u64,
+    },
     /// A frame that claims to be from somebody else.
-    Forge { device: u64, as_user: u64 },
-    Read { device: u64, which: u64 },
-    History { device: u64, which: u64, after: u64, limit: u64 },
-    List { device: u64, limit: u64 },
-    Clear { device: u64, which: u64 },
-    Create { device: u64, members: u64 },
-    Add { device: u64, group: u64, user: u64 },
-    Remove { device: u64, group: u64, user: u64 },
-    Leave { device: u64, group: u64 },
-    Role { device: u64, group: u64, user: u64 },
-    Rename { device: u64, group: u64 },
-    ApiSend { gateway: u64, user: u64, to: u64, again: bool },
-    ApiAdd { gateway: u64, group: u64, user: u64 },
-    ApiRemove { gateway: u64, group: u64, user: u64 },
-    ApiKick { gateway: u64, user: u64 },
+    Forge {
+        device: u64,
+        as_user: u64,
+    },
+    Read {
+        device: u64,
+        which: u64,
+    },
+    History {
+        device: u64,
+        which: u64,
+        after: u64,
+        limit: u64,
+    },
+    List {
+        device: u64,
+        limit: u64,
+    },
+    Clear {
+        device: u64,
+        which: u64,
+    },
+    Create {
+        device: u64,
+        members: u64,
+    },
+    Add {
+        device: u64,
+        group: u64,
+        user: u64,
+    },
+    Remove {
+        device: u64,
+        group: u64,
+        user: u64,
+    },
+    Leave {
+        device: u64,
+        group: u64,
+    },
+    Role {
+        device: u64,
+        group: u64,
+        user: u64,
+    },
+    Rename {
+        device: u64,
+        group: u64,
+    },
+    ApiSend {
+        gateway: u64,
+        user: u64,
+        to: u64,
+        again: bool,
+    },
+    ApiAdd {
+        gateway: u64,
+        group: u64,
+        user: u64,
+    },
+    ApiRemove {
+        gateway: u64,
+        group: u64,
+        user: u64,
+    },
+    ApiKick {
+        gateway: u64,
+        user: u64,
+    },
     /// The socket ends; who of the two notices at once is in `noticed`: 1 the client, 2 the gateway, 3 both.
-    Cut { device: u64, noticed: u64 },
+    Cut {
+        device: u64,
+        noticed: u64,
+    },
     /// The program on the device ends, comes again after a while, and has forgotten everything or not.
-    Restart { device: u64, away_ms: u64, forgets: bool, says_bye: bool },
+    Restart {
+        device: u64,
+        away_ms: u64,
+        forgets: bool,
+        says_bye: bool,
+    },
     /// The client does not read for a while.
-    Stall { device: u64, for_ms: u64 },
-    GatewayCrash { gateway: u64, for_ms: u64 },
+    Stall {
+        device: u64,
+        for_ms: u64,
+    },
+    GatewayCrash {
+        gateway: u64,
+        for_ms: u64,
+    },
     /// The router dies, with its store or without.
-    RouterCrash { for_ms: u64, with_store: bool },
+    RouterCrash {
+        for_ms: u64,
+        with_store: bool,
+    },
     /// Another router takes over while the old one lives on for a while.
-    TakeOver { lives_on_ms: u64 },
+    TakeOver {
+        lives_on_ms: u64,
+    },
     StoreCrash,
-    StoreFails { for_ms: u64, reads_too: bool },
+    StoreFails {
+        for_ms: u64,
+        reads_too: bool,
+    },
     /// A wall clock jumps: 0 the router's, else a gateway's.
-    Clock { whose: u64, by_ms: i64 },
+    Clock {
+        whose: u64,
+        by_ms: i64,
+    },
     /// Coordination forgets everything.
     CoordinationLost,
 }

@@ -27,7 +27,11 @@ pub enum Plant {
 impl Plant {
     pub const ALL: [(Self, &'static str, &'static str); 18] = [
         (Self::AckBeforeSync, "ack-before-sync", "the outcome of a transaction is told before it is on disk"),
-        (Self::SyncIgnored, "sync-ignored", "a crash of the store takes the last transaction that was synced"),
+        (
+            Self::SyncIgnored,
+            "sync-ignored",
+            "a crash of the store takes the last transaction that was synced",
+        ),
         (Self::DedupeForgotten, "dedupe-forgotten", "the store takes an id that it has, once a crash was"),
         (Self::SeqReused, "seq-reused", "a restarted store names an older newest number and takes it again"),
         (Self::StaleOwner, "stale-owner", "the store does not look at the owner's epoch, nor at its numbers"),

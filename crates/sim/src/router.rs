@@ -150,8 +150,7 @@ impl World {
             Action::LookUp { conn, user, no, event } => {
                 let answer: Arc<Mutex<bool>> = Arc::default();
                 let reply = answer.clone();
-                let take =
-                    move |here| *reply.lock().unwrap_or_else(PoisonError::into_inner) = here;
+                let take = move |here| *reply.lock().unwrap_or_else(PoisonError::into_inner) = here;
                 self.coordination.look_up(&conn, &user, Box::new(take));
                 let here = *answer.lock().unwrap_or_else(PoisonError::into_inner);
                 self.tell_later(router, bowline_delivery::Event::LookedUp { conn, here, no, event });
@@ -219,7 +218,8 @@ impl World {
                 connection: target.connection,
                 login: target.login,
             };
-            let event = bowline_protocol::link::Up::NotHere { no: target.no, event: Box::new(event), gone: true };
+            let event =
+                bowline_protocol::link::Up::NotHere { no: target.no, event: Box::new(event), gone: true };
             return self.after(delay, Event::Up { router, uplink: Uplink { from, event } });
         }
         if self.rng.chance(twice) {

@@ -50,7 +50,12 @@ impl Store {
     }
 
     /// Carries a transaction out. Returns what the store says, and what is durable then.
-    fn carry_out(&mut self, mut batch: Batch, plant: Option<Plant>, rng: &mut Rng) -> (Outcome, Option<Batch>) {
+    fn carry_out(
+        &mut self,
+        mut batch: Batch,
+        plant: Option<Plant>,
+        rng: &mut Rng,
+    ) -> (Outcome, Option<Batch>) {
         if matches!(plant, Some(Plant::SyncIgnored | Plant::ReadsOldState)) {
             self.before = Some(self.model.fork());
         }

@@ -365,7 +365,8 @@ impl World {
                 }
             }
         }
-        let busy = self.owner.and_then(|owner| self.routers[owner].core.as_ref()).map_or(0, |c| c.queue_depth());
+        let busy =
+            self.owner.and_then(|owner| self.routers[owner].core.as_ref()).map_or(0, |c| c.queue_depth());
         (busy > 0).then(|| format!("{busy} requests wait in the router"))
     }
 

@@ -253,6 +253,12 @@ pub struct World {
     pub backwards: bool,
     reads: Vec<(u64, Query)>,
     next_request: u64,
+    /// How often each connection was accepted.
+    pub accepted: HashMap<u64, u32>,
+    /// Coordination says "in use" to every login.
+    pub refuse_claims: bool,
+    /// So many look-ups fail.
+    pub read_failures: usize,
 }
 
 pub fn config() -> Config {
@@ -293,6 +299,9 @@ impl World {
             backwards: false,
             reads: Vec::new(),
             next_request: 1,
+            accepted: HashMap::new(),
+            refuse_claims: false,
+            read_failures: 0,
         }
     }
 
@@ -309,6 +318,10 @@ impl World {
     }
 
     pub fn connect(&mut self, user: &str, device: &str) -> u64 {
+        self.connect_as(user, device, SameDevice::Replace)
+    }
+
+    pub fn connect_as(&mut self, user: &str, device: &str, same_device: SameDevice) -> u64 {
         let conn = self.next_conn;
         self.next_conn += 1;
         let open = Open {
@@ -317,10 +330,15 @@ impl World {
             class: None,
             channel: None,
             resume: None,
-            same_device: SameDevice::Replace,
+            same_device,
         };
         self.up(conn, Up::Open(open));
         conn
+    }
+
+    /// Coordination loses everything.
+    pub fn forget_routes(&mut self) {
+        self.routes.clear();
     }
 
     pub fn disconnect(&mut self, conn: u64) {
@@ -413,7 +431,10 @@ impl World {
                         Down::Close { code, .. } | Down::Refused(code) => {
                             self.closed.insert(target.connection, *code);
                         }
-                        Down::Accepted { .. } | Down::Answer { .. } => {}
+                        Down::Accepted { .. } => {
+                            *self.accepted.entry(target.connection).or_default() += 1;
+                        }
+                        Down::Answer { .. } => {}
                     }
                 }
             }
@@ -429,9 +450,16 @@ impl World {
                 self.check_ledger();
             }
             Action::Read { read, query, .. } if self.backwards => self.reads.push((read, query)),
+            Action::Read { read, .. } if self.read_failures > 0 => {
+                self.read_failures -= 1;
+                self.event(Event::Found { read, found: Found::Failed("disk".into()) });
+            }
             Action::Read { read, query, .. } => {
                 let found = self.store.read(&query);
                 self.event(Event::Found { read, found });
+            }
+            Action::Claim { conn, open } if self.refuse_claims => {
+                self.event(Event::Claimed { conn, open, claim: Claim::InUse });
             }
             Action::Claim { conn, open } => {
                 let is_rival =
