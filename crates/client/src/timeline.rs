@@ -50,6 +50,8 @@ impl Timeline {
     pub fn on_notice(&mut self, first: u64, last: u64) {
         self.newest = self.newest.max(last);
         self.skip_below(first);
+        // The server does not know how far this device is, although it may have said so: it is told again.
+        self.told = 0;
     }
 
     pub fn on_page(&mut self, first: u64, messages: Vec<Message>, more: bool) {
@@ -199,6 +201,14 @@ mod tests {
             timeline.on_page(1, (1..=4).map(message).collect(), false);
             assert_eq!((taken(&mut timeline), timeline.take_news()), (vec![1, 2, 3, 5], Some(5)));
         }
+    }
+
+    #[test]
+    fn what_is_announced_although_it_is_here_is_acknowledged_again() {
+        let mut timeline = Timeline::at(3);
+        assert_eq!(timeline.take_news(), None);
+        timeline.on_notice(1, 3);
+        assert_eq!((timeline.need(), timeline.take_news()), (Need::Nothing, Some(3)));
     }
 
     #[test]

@@ -91,6 +91,11 @@ impl View {
         let (id, seq) = (&frame.conversation_id, frame.seq);
         let before = self.seen.get(id).copied();
         if frame.redelivered {
+            if before.is_none_or(|before| seq > before) {
+                let text =
+                    format!("{id} {seq} came as redelivered, and was neither pushed nor announced before");
+                return broken("order", text);
+            }
             return Ok(());
         }
         let own = conversation

@@ -9,7 +9,7 @@ use crate::{
 };
 use bowline_client::Body;
 use bowline_client::core::{Core, Event as Told, Output, Settings, Target};
-use bowline_protocol::{CloseCode, ConversationId, DeviceId, UserId};
+use bowline_protocol::{CloseCode, ConversationId, DeviceId, MessageId, UserId};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -336,6 +336,9 @@ impl World {
                 let checked = found.holdings.on_message(&self.model, &seer, &message);
                 self.check(checked);
             }
+            Told::Failed { id, code, .. } if self.is_stored_once_sent(device, &id) => {
+                self.fail("answers", format!("{id} is durable and was answered with {code}"));
+            }
             Told::Acked { id, .. } | Told::Failed { id, .. } => {
                 let mail = &mut self.devices[device].mail;
                 if let Some(index) = mail.iter().position(|m| m.id == id) {
@@ -360,6 +363,13 @@ impl World {
             }
             Told::Receipt { .. } | Told::Waiting { .. } | Told::Answer { .. } | Told::Frame(_) => {}
         }
+    }
+
+    /// Of a message that went out once: is it durable?
+    fn is_stored_once_sent(&self, device: usize, id: &str) -> bool {
+        let found = &self.devices[device];
+        let key = (found.user.clone(), MessageId::trusted(id));
+        !found.repeated.contains(id) && self.model.ids.contains_key(&key)
     }
 
     /// Asks each device for its conversations, all at once.

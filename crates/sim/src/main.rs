@@ -24,8 +24,8 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.plant.as_deref() == Some("list") {
-        for (_, name, meaning) in Plant::ALL {
-            println!("{name:<22} {meaning}");
+        for (_, name, _) in Plant::ALL {
+            println!("{name}");
         }
         return ExitCode::SUCCESS;
     }
@@ -104,6 +104,9 @@ fn show_failure(args: &Args, seed: u64, plant: Option<Plant>, report: &Report, c
     let promise =
         INVARIANTS.iter().find(|(name, _)| *name == violation.invariant).map_or("", |(_, text)| text);
     println!("seed {seed} fails after {} steps, at {} ms", report.steps, report.ended_at);
+    if let Some(plant) = plant {
+        println!("  planted: {}: {}", plant.name(), plant.meaning());
+    }
     println!("  invariant: {}: {promise}", violation.invariant);
     println!("  what happened: {}", violation.text);
     let small = &shrunk.plan;

@@ -83,6 +83,8 @@ pub struct Model {
     pub ids: BTreeMap<(UserId, MessageId), (ConversationId, Seq)>,
     pub devices: BTreeSet<(UserId, DeviceId)>,
     pub said: Said,
+    /// An event is kept for each message.
+    has_outbox: bool,
     ledger: LedgerDelta,
 }
 
@@ -128,6 +130,10 @@ impl Conversation {
 }
 
 impl Model {
+    pub fn new(has_outbox: bool) -> Self {
+        Self { has_outbox, ..Self::default() }
+    }
+
     /// A batch became durable.
     pub fn on_durable(&mut self, batch: &Batch) -> Checked {
         let mut touched: BTreeSet<&ConversationId> = BTreeSet::new();
@@ -176,7 +182,7 @@ impl Model {
         }
         self.balance(batch, &stored, &touched)?;
         let events = batch.outbox.iter().filter(|event| event.kind == "message.stored").count();
-        if events != 0 && events != stored.len() {
+        if events != if self.has_outbox { stored.len() } else { 0 } {
             return broken("outbox", format!("{events} events for {} messages", stored.len()));
         }
         Ok(())
@@ -259,15 +265,19 @@ impl Model {
             return broken("members", format!("a member of {id}, which does not exist"));
         };
         let before = conversation.members.get(user).cloned();
+        let may_join = id.peers().is_some_and(|(a, b)| a == *user || b == *user)
+            || said.added.contains(&(id.clone(), user.clone()));
         let Some(after) = after else {
             if before.is_some() && !said.removed.contains(&(id.clone(), user.clone())) {
                 return broken("members", format!("{user} was removed from {id} and nobody asked for it"));
             }
             conversation.members.remove(user);
+            if may_join {
+                // It may have joined in the same transaction.
+                conversation.firsts.entry(user.clone()).or_default();
+            }
             return Ok(());
         };
-        let may_join = id.peers().is_some_and(|(a, b)| a == *user || b == *user)
-            || said.added.contains(&(id.clone(), user.clone()));
         let before = before.filter(|before| before.joined == after.joined);
         match &before {
             None if !may_join => {

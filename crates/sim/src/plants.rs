@@ -54,6 +54,11 @@ impl Plant {
         Self::ALL.iter().find(|(_, other, _)| *other == name).map(|(plant, ..)| *plant)
     }
 
+    /// What goes wrong.
+    pub fn meaning(self) -> &'static str {
+        Self::ALL.iter().find(|(plant, ..)| *plant == self).map_or("", |(.., meaning)| meaning)
+    }
+
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(plant, ..)| *plant == self).map_or("", |(_, name, _)| name)
     }

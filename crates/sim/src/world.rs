@@ -168,7 +168,7 @@ impl World {
             plant,
             rng: Rng::new(plan.seed, 2),
             now: 0,
-            model: Model::default(),
+            model: Model::new(plan.outbox),
             devices: Vec::new(),
             users: (0..plan.devices.len()).map(|n| UserId::trusted(&format!("u{n}"))).collect(),
             sockets: Vec::new(),
