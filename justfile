@@ -30,6 +30,10 @@ conformance:
 fuzz target="all" seconds="10":
     ./scripts/fuzz {{target}} {{seconds}}
 
+# Simulates a cluster, one run for each seed
+sim seeds="0..10000" *flags:
+    cargo run --release -p bowline-sim -- --seeds {{seeds}} {{flags}}
+
 # 100,000 connections that come and go
 churn count="100000":
     ./scripts/churn {{count}}

@@ -44,7 +44,11 @@ impl Core {
         let mut frame: Option<Frame> = None;
         let mut keys: Vec<ConnKey> = Vec::new();
         let (timeout, mut armed) = (self.config.ack_timeout_ms, Vec::new());
-        for user_id in conversation.members.keys() {
+        for (user_id, member) in &conversation.members {
+            // Whoever joined, or cleared, behind it in the same transaction does not see it.
+            if seq < member.first {
+                continue;
+            }
             let Some(user) = self.users.get_mut(user_id) else { continue };
             for device in &mut user.devices {
                 let own = incoming.user == *user_id && incoming.device.as_ref() == Some(&device.id);

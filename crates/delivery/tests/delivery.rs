@@ -7,7 +7,7 @@ use bowline_delivery::Verdict;
 use bowline_protocol::{
     CloseCode, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    link::{Answer, Down, Request, Send, SendTarget, Up},
+    link::{Answer, Down, Open, Request, SameDevice, Send, SendTarget, Up},
 };
 use support::{MemStore, World, body, config, read, recv, send};
 
@@ -331,6 +331,20 @@ fn groups_have_roles_and_members_see_what_came_after_they_joined() {
     assert_eq!(world.brief(b), [""; 0]);
     world.check_ledger();
     assert_eq!(world.store.ledger.expired, 3, "m1 and m2 for b, m2 for c");
+}
+
+#[test]
+fn who_is_added_in_the_same_transaction_sees_only_what_comes_after() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, r#"{"type":"conversation.create","id":"c","group_id":"t","members":["a"]}"#);
+    world.take(a);
+    let message = |id: &str| format!(r#"{{"type":"msg.send","id":"{id}","conversation_id":"g:t","body":1}}"#);
+    let (before, after) = (message("before"), message("after"));
+    let add = r#"{"type":"group.add","id":"add","conversation_id":"g:t","users":["b"]}"#;
+    world.frames(&[(a, &before), (a, add), (a, &after)]);
+    assert_eq!(world.brief(a), ["ack before 1", "changed member_added", "ok add", "ack after 2"]);
+    assert_eq!(world.brief(b), ["changed member_added", "push 2"]);
 }
 
 #[test]
