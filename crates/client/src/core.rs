@@ -12,6 +12,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// The largest page of history.
 const PAGE: u32 = 200;
+/// When a page that lacks what was announced is asked for again.
+const FETCH_AGAIN_MS: u64 = 2_000;
 /// A request that nobody answered on this connection is asked again on the next; so many may wait.
 const REQUESTS_MAX: usize = 1_024;
 
@@ -455,11 +457,12 @@ impl Core {
                         .iter()
                         .map(|m| Message { conversation_id: conversation.clone(), ..message_of(m, None) });
                     let messages = messages.collect();
-                    self.timelines.entry(conversation).or_default().on_page(
-                        frame.first_seq,
-                        messages,
-                        frame.more,
-                    );
+                    let timeline = self.timelines.entry(conversation).or_default();
+                    timeline.on_page(frame.first_seq, messages, frame.more);
+                    if timeline.is_refused() {
+                        let again = now + FETCH_AGAIN_MS;
+                        self.fetch_again_at = Some(self.fetch_again_at.map_or(again, |at| at.min(again)));
+                    }
                 } else {
                     self.on_answer(id, text);
                 }
@@ -507,7 +510,7 @@ impl Core {
                 self.fetch_again_at = Some(self.fetch_again_at.map_or(again, |at| at.min(again)));
             } else {
                 // It is not this user's any more: what was missing will not come.
-                timeline.on_page(0, Vec::new(), false);
+                timeline.give_up();
             }
             return;
         }

@@ -55,7 +55,7 @@ impl Timeline {
     }
 
     pub fn on_page(&mut self, first: u64, messages: Vec<Message>, more: bool) {
-        self.asked = false;
+        (self.asked, self.refused) = (false, false);
         let newest_page = self.position.is_none();
         if newest_page {
             let first_known = messages.first().map(|m| m.seq).or(self.ahead.keys().next().copied());
@@ -63,10 +63,9 @@ impl Timeline {
             self.ahead.retain(|seq, _| Some(*seq) > self.position);
         }
         self.skip_below(first);
-        if messages.is_empty() && !more && !newest_page {
-            // Nothing is left there: what was announced has gone meanwhile.
-            let next = self.ahead.keys().next().map_or(self.newest, |seq| seq - 1);
-            self.position = self.position.max(Some(next));
+        if messages.is_empty() && !more && self.position < Some(self.newest) && !newest_page {
+            // What was announced is not there, and not hidden either: whoever answered is behind. It is asked again.
+            (self.asked, self.refused) = (true, true);
         }
         for message in messages {
             self.newest = self.newest.max(message.seq);
@@ -125,6 +124,18 @@ impl Timeline {
     /// What was asked was refused for now: it is asked again when somebody says so.
     pub fn on_refused(&mut self) {
         self.refused = true;
+    }
+
+    /// It is waiting to be asked again.
+    pub fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// It was refused for good: what is missing will not come, what is there is handed out.
+    pub fn give_up(&mut self) {
+        self.asked = false;
+        let next = self.ahead.keys().next().map_or(self.newest, |seq| seq - 1);
+        self.position = self.position.max(Some(next));
     }
 
     /// It is time to ask again.
@@ -218,6 +229,22 @@ mod tests {
         assert_eq!(timeline.need(), Need::After(6));
         timeline.on_page(9, vec![], false);
         assert_eq!((taken(&mut timeline), timeline.need()), (vec![], Need::Nothing));
+    }
+
+    #[test]
+    fn a_page_that_lacks_what_was_announced_hides_nothing() {
+        let mut timeline = Timeline::at(2);
+        timeline.on_notice(1, 3);
+        assert_eq!(timeline.need(), Need::After(2));
+        timeline.on_page(1, vec![], false);
+        assert_eq!(
+            (timeline.need(), timeline.position(), timeline.is_refused()),
+            (Need::Nothing, Some(2), true)
+        );
+        timeline.ask_again();
+        assert_eq!(timeline.need(), Need::After(2));
+        timeline.on_page(1, vec![message(3)], false);
+        assert_eq!((taken(&mut timeline), timeline.need()), (vec![3], Need::Nothing));
     }
 
     #[test]

@@ -816,6 +816,23 @@ impl Core {
         }
     }
 
+    /// The store may show what is under way before its outcome is told. When it did, up to `last`: up to where the
+    /// conversation is known to be durable, and how many messages above that others than `user` sent.
+    pub(crate) fn not_pushed_yet(&self, id: &ConversationId, user: &UserId, last: Seq) -> Option<(Seq, u64)> {
+        let in_flight = self.in_flight.as_ref().filter(|f| f.touches(id))?;
+        let committed = match self.conversations.get(id) {
+            Some(Slot::Ready(conversation)) => conversation.last,
+            _ => 0,
+        };
+        let shown = in_flight.items.iter().filter(|item| match (&item.entry, &item.effect) {
+            (Entry::Message(incoming), Effect::Stored { seq, .. }) => {
+                incoming.conversation == *id && incoming.user != *user && *seq <= last
+            }
+            _ => false,
+        });
+        (last > committed).then(|| (committed, shown.count() as u64))
+    }
+
     fn release_pending(&mut self, entry: &Entry) {
         if let Some(id) = entry.conversation() {
             self.release_pending_id(&id.clone());

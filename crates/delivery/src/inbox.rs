@@ -47,6 +47,11 @@ impl Core {
         let mut notices = Vec::new();
         for row in waiting {
             let Waiting { conversation, first, mut last, position, mut unread } = row;
+            // What is durable already and not known to be is pushed once it is.
+            if let Some((committed, others)) = self.not_pushed_yet(&conversation, &user_id, last) {
+                last = committed;
+                unread = unread.saturating_sub(others);
+            }
             if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min()
             {
                 let covered =

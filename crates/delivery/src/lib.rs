@@ -326,7 +326,8 @@ impl Core {
             Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
             Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
-                if conn.gone_no == no {
+                // Several events may be under way to a connection that is gone: none is sent a third time.
+                if no <= conn.gone_no {
                     return self.give_up(key, from, now);
                 }
                 conn.gone_no = no;
@@ -485,6 +486,12 @@ impl Core {
             },
         );
         let user = self.users.entry(open.user).or_default();
+        // From here on it is one of the user's devices: it stays where it is when another moves on.
+        if let Some(known) = &mut user.known
+            && !known.contains(&open.device)
+        {
+            *known = known.iter().chain([&open.device]).cloned().collect();
+        }
         match user.device_mut(&open.device) {
             Some(device) => {
                 device.conns.push(key);

@@ -42,7 +42,8 @@ pub(crate) struct Conn {
     /// Frames decided and not yet reported.
     pub decided: u32,
     pub congested: bool,
-    /// The event that was last answered "not here, gone"; a second time ends the connection.
+    /// The newest event that was answered "not here, gone"; a second answer for it, or for one before it, ends the
+    /// connection.
     pub gone_no: u64,
     /// Present until the waiting conversations were announced.
     pub sync: Option<Box<Sync>>,

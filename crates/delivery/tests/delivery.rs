@@ -176,6 +176,36 @@ fn what_was_stored_before_is_announced_and_what_comes_later_is_pushed() {
 }
 
 #[test]
+fn what_the_store_shows_before_its_outcome_is_told_is_pushed_and_not_announced() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.disconnect(b);
+    world.late_outcomes = true;
+    let b = world.connect("b", "1");
+    world.frame(a, &send("m2", "b"));
+    assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1"]);
+    world.tell_outcomes();
+    assert_eq!(world.brief(b), ["push 2"]);
+}
+
+#[test]
+fn a_device_that_has_just_come_stays_where_it_is_when_another_moves_on() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    // The second device goes before it was told what waits, and that is found when it has gone.
+    (world.backwards, world.hold_reads) = (true, true);
+    let b2 = world.connect("b", "2");
+    world.disconnect(b2);
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &recv(AB, 1));
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    let b2 = world.connect("b", "2");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-1 u1"]);
+}
+
+#[test]
 fn a_known_device_that_was_away_is_told_what_it_missed() {
     let mut world = World::new();
     let a = world.connect("a", "1");
@@ -343,7 +373,7 @@ fn who_is_added_in_the_same_transaction_sees_only_what_comes_after() {
     let (before, after) = (message("before"), message("after"));
     let add = r#"{"type":"group.add","id":"add","conversation_id":"g:t","users":["b"]}"#;
     world.frames(&[(a, &before), (a, add), (a, &after)]);
-    assert_eq!(world.brief(a), ["ack before 1", "changed member_added", "ok add", "ack after 2"]);
+    assert_eq!(world.brief(a), ["ack before 1", "ok add", "changed member_added", "ack after 2"]);
     assert_eq!(world.brief(b), ["changed member_added", "push 2"]);
 }
 
@@ -430,6 +460,19 @@ fn not_here_is_looked_up_once_more_and_then_left_to_the_inbox() {
     assert_eq!(world.brief(b), [""; 0]);
     let b = world.connect("b", "1");
     assert_eq!(world.brief(b), ["notice d:a:b 1-2 u2"]);
+}
+
+#[test]
+fn a_connection_that_is_gone_is_given_up_however_much_is_under_way_to_it() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frames(&[(a, &send("m1", "b")), (a, &send("m2", "b"))]);
+    let event = Box::new(Down::Decided(1));
+    for no in [2, 3, 2] {
+        assert_eq!(world.core.table_sizes()[0], 2);
+        world.up(b, Up::NotHere { no, event: event.clone(), gone: true });
+    }
+    assert_eq!(world.core.table_sizes()[0], 1);
 }
 
 #[test]

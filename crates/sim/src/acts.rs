@@ -258,7 +258,9 @@ impl World {
         let id = format!("q{}", self.next_id);
         if let Some(core) = &mut self.devices[device].core {
             // A client that was stopped asks nothing.
-            let _stopped = core.request(frame, id);
+            if core.request(frame, id.clone()).is_ok() {
+                self.devices[device].asked.insert(id);
+            }
         }
         self.drive(device);
     }

@@ -39,6 +39,8 @@ pub struct Device {
     sent_ids: BTreeSet<String>,
     pub repeated: BTreeSet<String>,
     pub holdings: Holdings,
+    /// Requests that wait for an answer.
+    pub asked: BTreeSet<String>,
     pub final_list: Option<Value>,
 }
 
@@ -70,6 +72,7 @@ impl Device {
             sent_ids: BTreeSet::new(),
             repeated: BTreeSet::new(),
             holdings: Holdings::default(),
+            asked: BTreeSet::new(),
             final_list: None,
         }
     }
@@ -115,6 +118,7 @@ impl World {
         let found = &mut self.devices[device];
         let Some(core) = found.core.take() else { return };
         found.is_connected = false;
+        found.asked.clear();
         found.kept = core.positions().map(|(id, seq)| (id.to_owned(), seq)).collect();
         if forgets {
             found.kept.clear();
@@ -345,8 +349,11 @@ impl World {
                     mail.remove(index);
                 }
             }
-            Told::Answer { id, frame } if id == "final" => {
-                self.devices[device].final_list = Some(frame);
+            Told::Answer { id, frame } => {
+                self.devices[device].asked.remove(&id);
+                if id == "final" {
+                    self.devices[device].final_list = Some(frame);
+                }
             }
             Told::Disconnected { .. } => {
                 self.devices[device].is_connected = false;
@@ -361,7 +368,7 @@ impl World {
                 let life = self.devices[device].life;
                 self.after(delay, Event::Revive { device, life });
             }
-            Told::Receipt { .. } | Told::Waiting { .. } | Told::Answer { .. } | Told::Frame(_) => {}
+            Told::Receipt { .. } | Told::Waiting { .. } | Told::Frame(_) => {}
         }
     }
 

@@ -113,7 +113,7 @@ impl Conversation {
     }
 
     /// From `base` on, over what the device itself sent.
-    fn over_own(&self, user: &UserId, device: &DeviceId, mut base: Seq) -> Seq {
+    pub fn over_own(&self, user: &UserId, device: &DeviceId, mut base: Seq) -> Seq {
         while self.message(base + 1).is_some_and(|m| m.from == *user && m.device.as_ref() == Some(device)) {
             base += 1;
         }

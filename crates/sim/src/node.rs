@@ -492,7 +492,7 @@ impl World {
         let loses = self.plant == Some(Plant::PushLost) && self.rng.chance(100);
         if let Down::Frame { frame, decided, answer } = &event {
             let Some(entry) = self.gateways[gateway].conns.get_mut(&conn) else { return };
-            if entry.session.state().is_open() && !(loses && !answer) {
+            if entry.session.state().is_open() && (*answer || !loses) {
                 entry.output.push_back((wire_of(frame), !answer));
             }
             if *decided == 0 {

@@ -33,6 +33,8 @@ pub struct Network {
     /// "not here" although somebody is (downlink only, each at most once).
     pub twice: u64,
     pub late: u64,
+    /// The longest delay of one that is late.
+    pub late_ms: u64,
     pub not_here: u64,
 }
 
@@ -208,6 +210,7 @@ impl Plan {
             read_ms: *rng.pick(&[0, 2, 20]),
             twice: if calm { 0 } else { rng.below(60) },
             late: if calm { 0 } else { rng.below(120) },
+            late_ms: *rng.pick(&[50, 200, 200, 2_500]),
             not_here: if calm { 0 } else { rng.below(60) },
         };
         let mut plan = Self {

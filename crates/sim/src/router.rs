@@ -209,7 +209,7 @@ impl World {
         let link_ms = self.plan.network.link_ms;
         let mut delay = self.rng.range(0, link_ms);
         if self.rng.chance(late) {
-            delay += self.rng.range(0, 200);
+            delay += self.rng.range(0, self.plan.network.late_ms);
         }
         let key = (target.connection, target.login, target.no);
         if target.no > 0 && self.rng.chance(not_here) && self.routers[router].refused.insert(key) {

@@ -3,7 +3,7 @@
 
 use crate::{
     model::Violation,
-    plan::{Act, Network, Plan, Step},
+    plan::{Act, Plan, Step},
     plants::Plant,
     world::World,
 };
@@ -72,17 +72,16 @@ impl Shrinker {
 
     /// Less of everything else: a better network, one gateway, one message at a time.
     fn simplify(&mut self) {
-        let network = |change: fn(&mut Network)| move |plan: &mut Plan| change(&mut plan.network);
-        let changes: [Box<dyn Fn(&mut Plan)>; 9] = [
-            Box::new(network(|n| n.twice = 0)),
-            Box::new(network(|n| n.late = 0)),
-            Box::new(network(|n| n.not_here = 0)),
-            Box::new(network(|n| n.link_ms = 0)),
-            Box::new(network(|n| n.coordination_ms = 0)),
-            Box::new(|plan| plan.gateways = 1),
-            Box::new(|plan| plan.before_send = false),
-            Box::new(|plan| plan.outbox = false),
-            Box::new(|plan| plan.devices.truncate(3)),
+        let changes: [fn(&mut Plan); 9] = [
+            |plan| plan.network.twice = 0,
+            |plan| plan.network.late = 0,
+            |plan| plan.network.not_here = 0,
+            |plan| plan.network.link_ms = 0,
+            |plan| plan.network.coordination_ms = 0,
+            |plan| plan.gateways = 1,
+            |plan| plan.before_send = false,
+            |plan| plan.outbox = false,
+            |plan| plan.devices.truncate(3),
         ];
         for change in changes {
             let mut smaller = self.plan.clone();

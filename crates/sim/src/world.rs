@@ -350,6 +350,9 @@ impl World {
             if core.unacknowledged() > 0 {
                 return Some(format!("{name} waits for {} acknowledgements", core.unacknowledged()));
             }
+            if let Some(id) = device.asked.first() {
+                return Some(format!("{name} waits for the answer to {id}"));
+            }
             let positions: BTreeMap<&str, u64> = core.positions().collect();
             for (id, conversation) in &self.model.conversations {
                 let last = conversation.last();
@@ -360,7 +363,10 @@ impl World {
                 if has.is_some_and(|has| has < last) {
                     return Some(format!("{name} has {id} up to {has:?}, the newest is {last}"));
                 }
-                if member.position(&device.id) < last || member.waiting(last) > 0 {
+                let position = member.position(&device.id);
+                if conversation.over_own(&device.user, &device.id, position) < last
+                    || member.waiting(last) > 0
+                {
                     return Some(format!("{name} has not acknowledged {id} up to {last}: {member:?}"));
                 }
             }

@@ -257,6 +257,11 @@ pub struct World {
     pub accepted: HashMap<u64, u32>,
     /// Coordination says "in use" to every login.
     pub refuse_claims: bool,
+    /// Outcomes wait until [`World::tell_outcomes`], although what they tell of is stored.
+    pub late_outcomes: bool,
+    outcomes: Vec<Outcome>,
+    /// Look-ups wait.
+    pub hold_reads: bool,
     /// So many look-ups fail.
     pub read_failures: usize,
 }
@@ -302,6 +307,9 @@ impl World {
             accepted: HashMap::new(),
             refuse_claims: false,
             read_failures: 0,
+            late_outcomes: false,
+            outcomes: Vec::new(),
+            hold_reads: false,
         }
     }
 
@@ -334,6 +342,15 @@ impl World {
         };
         self.up(conn, Up::Open(open));
         conn
+    }
+
+    /// Tells the outcomes that waited, and those that follow from them.
+    pub fn tell_outcomes(&mut self) {
+        self.late_outcomes = false;
+        for outcome in std::mem::take(&mut self.outcomes) {
+            self.event(Event::Outcome(outcome));
+        }
+        self.settle();
     }
 
     /// Coordination loses everything.
@@ -394,7 +411,8 @@ impl World {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
-                match self.reads.pop() {
+                let next = if self.hold_reads { None } else { self.reads.pop() };
+                match next {
                     None => return,
                     Some((read, query)) => {
                         let found = self.store.read(&query);
@@ -446,7 +464,11 @@ impl World {
                 } else {
                     self.store.commit(&batch)
                 };
-                self.event(Event::Outcome(outcome));
+                if self.late_outcomes {
+                    self.outcomes.push(outcome);
+                } else {
+                    self.event(Event::Outcome(outcome));
+                }
                 self.check_ledger();
             }
             Action::Read { read, query, .. } if self.backwards => self.reads.push((read, query)),
