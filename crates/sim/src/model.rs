@@ -134,8 +134,8 @@ impl Model {
         Self { has_outbox, ..Self::default() }
     }
 
-    /// A batch became durable.
-    pub fn on_durable(&mut self, batch: &Batch) -> Checked {
+    /// A batch became durable; of the owner of the conversations, or of one that was taken over.
+    pub fn on_durable(&mut self, batch: &Batch, by_owner: bool) -> Checked {
         let mut touched: BTreeSet<&ConversationId> = BTreeSet::new();
         let mut stored: Vec<(&ConversationId, Seq)> = Vec::new();
         let mut members: BTreeMap<(&ConversationId, &UserId), Option<&Member>> = BTreeMap::new();
@@ -167,6 +167,9 @@ impl Model {
                 Write::DeleteConversation { conversation } => {
                     return broken("durable", format!("{conversation} was deleted and nobody asked for it"));
                 }
+                // Devices belong to no partition and are not fenced. What a router that was taken over still writes of
+                // them its successor does not know: such a device is new when it comes to the successor.
+                Write::PutDevice { .. } if !by_owner => {}
                 Write::PutDevice { user, device, .. } => devices.push((user, device)),
                 Write::ForgetDevice { user, device } => {
                     return broken("positions", format!("device {device} of {user} was forgotten"));

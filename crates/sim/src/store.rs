@@ -191,7 +191,7 @@ impl World {
         let (outcome, durable) = self.store.carry_out(batch, self.plant, &mut self.rng);
         if let Some(batch) = &durable {
             self.note(|| format!("router {router} stored {}", brief(batch)));
-            let checked = self.model.on_durable(batch);
+            let checked = self.model.on_durable(batch, self.owner.is_none_or(|owner| owner == router));
             self.check(checked);
         } else {
             self.note(|| format!("router {router} could not store: {outcome:?}"));
