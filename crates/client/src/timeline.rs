@@ -57,9 +57,14 @@ impl Timeline {
     pub fn on_page(&mut self, first: u64, messages: Vec<Message>, more: bool) {
         (self.asked, self.refused) = (false, false);
         let newest_page = self.position.is_none();
+        if newest_page && messages.is_empty() && first <= self.newest {
+            // As below: it is asked again.
+            (self.asked, self.refused) = (true, true);
+            return;
+        }
         if newest_page {
-            let first_known = messages.first().map(|m| m.seq).or(self.ahead.keys().next().copied());
-            self.position = Some(first_known.map_or(self.newest, |seq| seq - 1));
+            let first_known = messages.first().map_or(first.max(1), |m| m.seq);
+            self.position = Some(first_known - 1);
             self.ahead.retain(|seq, _| Some(*seq) > self.position);
         }
         self.skip_below(first);
@@ -245,6 +250,15 @@ mod tests {
         assert_eq!(timeline.need(), Need::After(2));
         timeline.on_page(1, vec![message(3)], false);
         assert_eq!((taken(&mut timeline), timeline.need()), (vec![3], Need::Nothing));
+
+        let mut timeline = Timeline::default();
+        timeline.on_notice(1, 3);
+        assert_eq!(timeline.need(), Need::Newest);
+        timeline.on_page(1, vec![], false);
+        assert_eq!((timeline.position(), timeline.is_refused()), (None, true));
+        // Cleared meanwhile: there is nothing to come.
+        timeline.on_page(4, vec![], false);
+        assert_eq!((timeline.position(), timeline.need()), (Some(3), Need::Nothing));
     }
 
     #[test]

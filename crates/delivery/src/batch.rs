@@ -706,7 +706,10 @@ impl Core {
             }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
             (Entry::PutDevice { user, device, .. }, _) => {
-                self.unstored_devices.retain(|(u, d)| (u, d) != (&user, &device));
+                // Until the user's devices are found, which may have been looked up before this.
+                if self.users.get(&user).is_none_or(|user| user.known.is_some()) {
+                    self.unstored_devices.retain(|(u, d)| (u, d) != (&user, &device));
+                }
             }
             // No other pair is ever staged.
             _ => {}

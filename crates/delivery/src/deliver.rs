@@ -196,7 +196,9 @@ impl Core {
         if !device.flights.iter().any(|f| f.conversation == repeat.conversation && !f.is_empty()) {
             return;
         }
-        let keys = device.conns.clone();
+        // A connection that was not told yet what waits hears of it by that.
+        let is_synced = |key: &ConnKey| self.conns.get(key).is_some_and(|conn| conn.sync.is_none());
+        let keys: Vec<ConnKey> = device.conns.iter().copied().filter(is_synced).collect();
         for frame in frames {
             self.counters.redeliveries += 1;
             self.broadcast(&keys, &frame);

@@ -125,6 +125,8 @@ impl Core {
             created: true,
             name: Some(entry.name.clone()),
             meta: Some(entry.meta.clone()),
+            // Seeded as every other table: in which order members come must follow from the seed.
+            members: std::collections::HashMap::with_hasher(self.hasher.clone()),
             ..Staged::default()
         };
         // Not through `put_member`: the members are written with the conversation.

@@ -107,6 +107,10 @@ impl Core {
     fn learn_devices(&mut self, user_id: &UserId, device_id: &DeviceId, mut devices: Vec<Device>, now: Now) {
         let Some(user) = self.users.get_mut(user_id) else { return };
         let is_new = !devices.iter().any(|d| d.device == *device_id);
+        let is_stored = |user: &UserId, device: &DeviceId| {
+            user == user_id && devices.iter().any(|known| known.device == *device)
+        };
+        self.unstored_devices.retain(|(user, device)| !is_stored(user, device));
         let class = user.device(device_id).and_then(|d| d.class);
         let changed = devices.iter().any(|d| d.device == *device_id && class.is_some() && d.class != class);
         let mut forgotten = Vec::new();

@@ -190,7 +190,8 @@ pub struct Core {
     positions: HashMap<(ConversationId, UserId), Vec<PendingPosition>, ahash::RandomState>,
     position_order: VecDeque<(ConversationId, UserId)>,
     in_flight: Option<InFlight>,
-    /// Devices that the store failed to take, and is given again.
+    /// Devices that the store may not have yet: it failed to take them, or they left before the user's devices were
+    /// found.
     unstored_devices: Vec<(UserId, DeviceId)>,
     /// The store failed; nothing but new messages is tried before this time.
     store_rest_until: Millis,
@@ -349,9 +350,14 @@ impl Core {
                 // The gateway holds a connection that was given up here; its client has to come again.
                 self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
             }
-            Up::NotHere { no, event, .. } if no > 0 && matches!(*event, Down::Close { .. }) => {
-                // It was given up with this close, which has not arrived; what came before it is not sent any more.
-                self.send_again(from, 0, *event);
+            Up::NotHere { no, event, .. } if no > 0 => {
+                // It was given up, and something has not arrived: the close, or what came before it, without which the
+                // close would never have its turn.
+                let close = match *event {
+                    close @ Down::Close { .. } => close,
+                    _ => Down::Close { code: CloseCode::Shutdown, reason: None },
+                };
+                self.send_again(from, 0, close);
             }
             _ => {}
         }
@@ -536,6 +542,9 @@ impl Core {
             let device = user.devices.remove(index);
             if user.devices.is_empty() {
                 self.users.swap_remove(&conn.user);
+            } else if user.known.is_none() {
+                // It counts when the user's devices are found, even if it is stored behind that look-up.
+                self.unstored_devices.push((conn.user.clone(), device.id.clone()));
             }
             self.enqueue(Entry::PutDevice {
                 user: conn.user,

@@ -254,6 +254,22 @@ fn a_push_is_repeated_after_one_two_and_four_timeouts_then_waits() {
 }
 
 #[test]
+fn a_repeat_passes_by_a_connection_that_was_not_told_yet_what_waits() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    let old = world.connect_as("b", "1", SameDevice::Allow);
+    world.frame(a, &send("m1", "b"));
+    assert_eq!(world.brief(old), ["push 1"]);
+    (world.backwards, world.hold_reads) = (true, true);
+    let new = world.connect_as("b", "1", SameDevice::Allow);
+    world.advance(3000);
+    assert_eq!((world.brief(old), world.brief(new)), (vec!["again 1".to_owned()], vec![]));
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.brief(new), ["notice d:a:b 1-1 u1"]);
+}
+
+#[test]
 fn progress_starts_the_timer_again_and_a_full_socket_stops_it() {
     let mut world = World::new();
     let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
@@ -480,6 +496,35 @@ fn a_connection_that_was_given_up_is_told_to_come_again() {
     let mut world = World::new();
     world.frame(77, &send("m", "b"));
     assert_eq!(world.closed[&77], CloseCode::Shutdown);
+}
+
+#[test]
+fn a_close_behind_an_event_that_does_not_arrive_is_sent_outside_the_order() {
+    let mut world = World::new();
+    let old = world.connect("a", "1");
+    world.connect("a", "1");
+    world.closed.clear();
+    let event = Box::new(Down::Decided(1));
+    world.up(old, Up::NotHere { no: 2, event, gone: true });
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Shutdown));
+}
+
+#[test]
+fn a_device_that_left_before_the_others_were_found_stays_where_it_is() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    (world.backwards, world.hold_reads) = (true, true);
+    let b2 = world.connect("b", "2");
+    let b = world.connect("b", "1");
+    // Both look-ups were made before the second device is stored.
+    world.answer_reads_early();
+    world.disconnect(b2);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &recv(AB, 1));
+    let b2 = world.connect("b", "2");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-1 u1"]);
 }
 
 #[test]

@@ -39,6 +39,7 @@ pub struct Device {
     sent_ids: BTreeSet<String>,
     pub repeated: BTreeSet<String>,
     pub holdings: Holdings,
+    pub has_forgotten: bool,
     /// Requests that wait for an answer.
     pub asked: BTreeSet<String>,
     pub final_list: Option<Value>,
@@ -72,6 +73,7 @@ impl Device {
             sent_ids: BTreeSet::new(),
             repeated: BTreeSet::new(),
             holdings: Holdings::default(),
+            has_forgotten: false,
             asked: BTreeSet::new(),
             final_list: None,
         }
@@ -124,6 +126,7 @@ impl World {
             found.kept.clear();
             found.mail.clear();
             found.holdings.forget();
+            found.has_forgotten = true;
         }
         if let Some(socket) = found.socket.take() {
             self.sockets[socket].client_has_it = false;

@@ -277,7 +277,9 @@ impl World {
             Event::RouterNoticed { gateway, boot, router } => self.on_router_noticed(gateway, boot, router),
             Event::Up { router, uplink } => self.on_up(router, uplink),
             Event::Down { router, node, target, event } => self.on_down(router, &node, target, event),
-            Event::RouterUp => self.start_router(),
+            // It may have been started already, when the faults ended.
+            Event::RouterUp if self.owner.is_none() => self.start_router(),
+            Event::RouterUp => {}
             Event::RouterGone { router } => self.end_router(router),
             Event::RouterTurn { router } => self.on_router_turn(router),
             Event::RouterTimer { router } => self.on_router_timer(router),
@@ -360,7 +362,15 @@ impl World {
                     continue;
                 };
                 let has = positions.get(id.as_str()).copied();
-                if has.is_some_and(|has| has < last) {
+                // A device that the server did not know by then began where its user stood.
+                let start = conversation.start(&device.user, &device.id).unwrap_or(0);
+                // And one that forgot what it had said that it has is not told it again.
+                let key = (device.user.clone(), device.id.clone(), id.clone());
+                let said = match device.has_forgotten {
+                    true => self.model.said.received.get(&key).copied().unwrap_or(0),
+                    false => 0,
+                };
+                if has.is_some_and(|has| has.max(start).max(said) < last) {
                     return Some(format!("{name} has {id} up to {has:?}, the newest is {last}"));
                 }
                 let position = member.position(&device.id);

@@ -252,6 +252,7 @@ pub struct World {
     /// Look-ups are answered in the opposite order, later than everything else.
     pub backwards: bool,
     reads: Vec<(u64, Query)>,
+    found: Vec<(u64, Found)>,
     next_request: u64,
     /// How often each connection was accepted.
     pub accepted: HashMap<u64, u32>,
@@ -303,6 +304,7 @@ impl World {
             commits: 0,
             backwards: false,
             reads: Vec::new(),
+            found: Vec::new(),
             next_request: 1,
             accepted: HashMap::new(),
             refuse_claims: false,
@@ -351,6 +353,13 @@ impl World {
             self.event(Event::Outcome(outcome));
         }
         self.settle();
+    }
+
+    /// Carries out the look-ups that wait; their answers still do.
+    pub fn answer_reads_early(&mut self) {
+        for (read, query) in std::mem::take(&mut self.reads) {
+            self.found.push((read, self.store.read(&query)));
+        }
     }
 
     /// Coordination loses everything.
@@ -413,6 +422,11 @@ impl World {
             if actions.is_empty() {
                 let next = if self.hold_reads { None } else { self.reads.pop() };
                 match next {
+                    None if !self.hold_reads && !self.found.is_empty() => {
+                        for (read, found) in std::mem::take(&mut self.found) {
+                            self.event(Event::Found { read, found });
+                        }
+                    }
                     None => return,
                     Some((read, query)) => {
                         let found = self.store.read(&query);
