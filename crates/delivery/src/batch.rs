@@ -484,8 +484,11 @@ impl Core {
             };
             let Some(member) = conversation.members.get(user) else { continue };
             // Devices that are behind must be named before the user's position moves past them.
-            let connected = self.users.get(user).and_then(|u| u.known.clone());
-            let Some(known) = connected.or_else(|| pending.iter().find_map(|p| p.known.clone())) else {
+            let known = match self.users.get(user) {
+                Some(connected) => connected.known.clone(),
+                None => pending.iter().find_map(|p| p.known.clone()),
+            };
+            let Some(known) = known else {
                 if !self.users.contains_key(user) && !pending.iter().any(|p| p.asked) {
                     pending[0].asked = true;
                     let (conversation, user) = (id.clone(), user.clone());
@@ -705,11 +708,11 @@ impl Core {
                 self.load_again(&create.conversation);
             }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
-            (Entry::PutDevice { user, device, .. }, _) => {
-                // Until the user's devices are found, which may have been looked up before this.
-                if self.users.get(&user).is_none_or(|user| user.known.is_some()) {
-                    self.unstored_devices.retain(|(u, d)| (u, d) != (&user, &device));
-                }
+            // Until the user's devices are found, which may have been looked up before this.
+            (Entry::PutDevice { user, device, .. }, _)
+                if self.users.get(&user).is_none_or(|user| user.known.is_some()) =>
+            {
+                self.unstored_devices.retain(|(u, d)| (u, d) != (&user, &device));
             }
             // No other pair is ever staged.
             _ => {}
@@ -845,6 +848,20 @@ impl Core {
     fn release_pending_id(&mut self, id: &ConversationId) {
         if let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) {
             conversation.pending = conversation.pending.saturating_sub(1);
+        }
+    }
+}
+
+/// A device of a user appeared: news that wait to be written count it among those that may be behind.
+pub(crate) fn widen(
+    positions: &mut HashMap<(ConversationId, UserId), Vec<PendingPosition>, ahash::RandomState>,
+    user: &UserId,
+    device: &DeviceId,
+) {
+    let of_user = positions.iter_mut().filter(|((_, owner), _)| owner == user);
+    for known in of_user.flat_map(|(_, pending)| pending).filter_map(|p| p.known.as_mut()) {
+        if !known.contains(device) {
+            *known = known.iter().chain([device]).cloned().collect();
         }
     }
 }

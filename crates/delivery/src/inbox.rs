@@ -5,7 +5,7 @@
 
 use crate::{
     Core, Now, Slot,
-    batch::Entry,
+    batch::{Entry, widen},
     limits,
     persist::{Device, Query, Waiting},
     reads::ReadPurpose,
@@ -133,6 +133,9 @@ impl Core {
         user.known = Some(Arc::from(known));
         for device in forgotten {
             self.enqueue(Entry::ForgetDevice { asker: None, user: user_id.clone(), device });
+        }
+        if is_new {
+            widen(&mut self.positions, user_id, device_id);
         }
         if is_new || changed {
             let (user, device) = (user_id.clone(), device_id.clone());

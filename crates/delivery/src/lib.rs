@@ -24,7 +24,7 @@ mod requests;
 mod timers;
 mod users;
 
-use batch::{Entry, InFlight, PendingPosition};
+use batch::{Entry, InFlight, PendingPosition, widen};
 use bowline_protocol::{
     ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
@@ -491,12 +491,13 @@ impl Core {
                 sync: Some(Box::default()),
             },
         );
-        let user = self.users.entry(open.user).or_default();
+        let user = self.users.entry(open.user.clone()).or_default();
         // From here on it is one of the user's devices: it stays where it is when another moves on.
         if let Some(known) = &mut user.known
             && !known.contains(&open.device)
         {
             *known = known.iter().chain([&open.device]).cloned().collect();
+            widen(&mut self.positions, &open.user, &open.device);
         }
         match user.device_mut(&open.device) {
             Some(device) => {
@@ -518,7 +519,8 @@ impl Core {
     fn on_looked_up(&mut self, conn: ConnRef, here: bool, no: u64, event: Down, now: Now) {
         let key = (self.nodes.index(&conn.node), conn.connection);
         if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
-            return;
+            // Given up meanwhile: what did not arrive is not sent, and the close behind it would not have its turn.
+            return self.send_again(conn, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
         }
         if here { self.send_again(conn, no, event) } else { self.give_up(key, conn, now) }
     }
@@ -540,6 +542,9 @@ impl Core {
         user.devices[index].conns.retain(|k| *k != key);
         if user.devices[index].conns.is_empty() {
             let device = user.devices.remove(index);
+            if user.known.is_none() {
+                widen(&mut self.positions, &conn.user, &device.id);
+            }
             if user.devices.is_empty() {
                 self.users.swap_remove(&conn.user);
             } else if user.known.is_none() {

@@ -528,6 +528,23 @@ fn a_device_that_left_before_the_others_were_found_stays_where_it_is() {
 }
 
 #[test]
+fn news_that_wait_know_of_a_device_that_came_meanwhile() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.failures = 1;
+    world.frame(b, &recv(AB, 1));
+    // A second device comes, and both go, before the store takes what the first one said.
+    let b2 = world.connect("b", "2");
+    world.disconnect(b);
+    world.disconnect(b2);
+    world.advance(1_000);
+    assert_eq!(world.store.conversations[AB].members["b"].delivered, 1);
+    let b2 = world.connect("b", "2");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-1 u1"]);
+}
+
+#[test]
 fn a_login_that_a_link_brings_twice_is_one() {
     let mut world = World::new();
     let a = world.connect("a", "1");
