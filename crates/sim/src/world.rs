@@ -362,8 +362,10 @@ impl World {
                     continue;
                 };
                 let has = positions.get(id.as_str()).copied();
-                // A device that the server did not know by then began where its user stood.
-                let start = conversation.start(&device.user, &device.id).unwrap_or(0);
+                // A device that no owner knew by then began where its user stood.
+                let is_known = self.model.devices.contains(&(device.user.clone(), device.id.clone()));
+                let start = if is_known { 0 } else { last };
+                let start = conversation.start(&device.user, &device.id).unwrap_or(start);
                 // And one that forgot what it had said that it has is not told it again.
                 let key = (device.user.clone(), device.id.clone(), id.clone());
                 let said = match device.has_forgotten {

@@ -41,7 +41,7 @@ fn a_failing_plan_shrinks_and_fails_still() {
         assert_eq!(shrunk.violation.invariant, violation.invariant);
         let again = World::run(&shrunk.plan, Some(plant), true);
         assert_eq!(again.violation, Some(shrunk.violation));
-        assert!(again.history.last().is_some_and(|line| line.contains("VIOLATION")));
+        assert!(again.history.iter().any(|line| line.contains("VIOLATION")));
     }
 }
 
