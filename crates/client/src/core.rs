@@ -435,8 +435,9 @@ impl Core {
             "msg.ack" => {
                 let (id, conversation_id) =
                     (frame.id.unwrap_or_default(), frame.conversation_id.unwrap_or_default());
+                // Its number counts even if another answer came before for the same id.
+                self.timelines.entry(conversation_id.clone()).or_default().on_message(frame.seq, None);
                 if self.outbox.remove(&id).is_some() {
-                    self.timelines.entry(conversation_id.clone()).or_default().on_message(frame.seq, None);
                     self.emit(Event::Acked { id, conversation_id, seq: frame.seq, ts: frame.ts });
                 }
             }
@@ -769,6 +770,10 @@ mod tests {
             core.on_text(r#"{"type":"msg.ack","id":"1","conversation_id":"d:a:b","seq":1,"ts":1}"#, 2_000);
         }
         assert_eq!(core.unacknowledged(), 0);
+        core.take_outputs();
+        // One that was answered otherwise before: the number is not a gap.
+        core.on_text(r#"{"type":"msg.ack","id":"1","conversation_id":"d:a:b","seq":2,"ts":1}"#, 2_000);
+        assert_eq!(brief(&mut core), ["> msg.recv 2"]);
     }
 
     #[test]
