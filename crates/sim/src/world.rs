@@ -372,7 +372,10 @@ impl World {
                     true => self.model.said.received.get(&key).copied().unwrap_or(0),
                     false => 0,
                 };
-                if has.is_some_and(|has| has.max(start).max(said) < last) {
+                // Nor is it told of its own messages, even if it holds them for refused.
+                let up_to =
+                    |has: u64| conversation.over_own(&device.user, &device.id, has.max(start).max(said));
+                if has.is_some_and(|has| up_to(has) < last) {
                     return Some(format!("{name} has {id} up to {has:?}, the newest is {last}"));
                 }
                 let position = member.position(&device.id);
