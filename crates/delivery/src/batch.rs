@@ -569,11 +569,10 @@ impl Core {
         found: Option<Senders>,
     ) {
         if let Some(pending) = self.positions.get_mut(&(conversation, user)) {
+            // Whichever of the devices it was asked for.
             for position in pending.iter_mut() {
                 position.asked = false;
-            }
-            if let (Some(first), Some(senders)) = (pending.first_mut(), found) {
-                first.looked_up.push((range.0, range.1, senders));
+                position.looked_up.extend(found.clone().map(|senders| (range.0, range.1, senders)));
             }
         }
     }

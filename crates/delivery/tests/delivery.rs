@@ -528,6 +528,22 @@ fn a_device_that_left_before_the_others_were_found_stays_where_it_is() {
 }
 
 #[test]
+fn senders_are_looked_up_for_each_of_several_devices() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    let ids: Vec<String> = (1..=20).map(|n| send(&format!("m{n}"), "b")).collect();
+    let frames: Vec<(u64, &str)> = ids.iter().map(|text| (a, text.as_str())).collect();
+    world.frames(&frames);
+    // After a restart only the newest messages are in memory.
+    world.restart();
+    let (b1, b2) = (world.connect("b", "1"), world.connect("b", "2"));
+    world.frames(&[(b1, &recv(AB, 10)), (b2, &read(AB, 19))]);
+    let member = &world.store.conversations[AB].members["b"];
+    assert_eq!((member.delivered, member.read), (19, 19));
+    assert_eq!(member.position(&DeviceId::trusted("1")), 10);
+}
+
+#[test]
 fn news_that_wait_know_of_a_device_that_came_meanwhile() {
     let mut world = World::new();
     let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
