@@ -306,6 +306,9 @@ impl Core {
 
     /// Forms the next transaction, when none is under way and something waits.
     pub(crate) fn form_batches(&mut self, now: Now) {
+        if self.held {
+            return;
+        }
         self.form_batch(now);
         // What writes nothing is carried out at once.
         while self.in_flight.is_none() && !self.queue.is_empty() {

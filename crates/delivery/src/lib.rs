@@ -187,6 +187,7 @@ pub struct Core {
     positions: HashMap<(ConversationId, UserId), Vec<PendingPosition>, ahash::RandomState>,
     position_order: VecDeque<(ConversationId, UserId)>,
     in_flight: Option<InFlight>,
+    held: bool,
     /// Devices that the store failed to take, and is given again.
     unstored_devices: Vec<(UserId, DeviceId)>,
     /// The store failed; nothing but new messages is tried before this time.
@@ -228,6 +229,7 @@ impl Core {
             positions: HashMap::with_hasher(map()),
             position_order: VecDeque::new(),
             in_flight: None,
+            held: false,
             unstored_devices: Vec::new(),
             store_rest_until: 0,
             reads: HashMap::with_hasher(map()),
@@ -260,6 +262,11 @@ impl Core {
         self.form_batches(now);
         self.report_decided();
         self.drop_idle_conversations();
+    }
+
+    /// While it is held, no transaction is formed: what comes collects for the next one.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// When the next timer is due (`mono`).
