@@ -1,5 +1,6 @@
 //! What the end-to-end tests stand on: the real program as a child process, clients on third-party libraries,
-//! and waiting for conditions. Nothing here links a crate of the server, so that the tests see what users see.
+//! and waiting for conditions. Nothing here links a crate of the server, so that the tests see what users see; the
+//! client library is linked where the two together make a promise.
 
 pub mod churn;
 pub mod client;
@@ -7,6 +8,7 @@ pub mod disk;
 pub mod http;
 pub mod metrics;
 pub mod raw;
+pub mod rolling;
 pub mod server;
 pub mod token;
 pub mod tools;

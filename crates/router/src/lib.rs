@@ -171,7 +171,8 @@ impl Driver {
             if is_stopping && self.core.queue_depth() == 0 {
                 return;
             }
-            let due = self.core.next_due().map(|due| Duration::from_millis(due.saturating_sub(now.mono).max(1)));
+            let due =
+                self.core.next_due().map(|due| Duration::from_millis(due.saturating_sub(now.mono).max(1)));
             let wait = due.unwrap_or(Duration::from_secs(1));
             thread::park_timeout(if pause.is_zero() { wait } else { wait.min(pause) });
         }
