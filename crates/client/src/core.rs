@@ -166,6 +166,8 @@ pub struct Core {
     /// Histories that fetch a gap.
     fetches: HashMap<String, String>,
     closing: Option<(u16, String, Option<u64>)>,
+    /// Who this is, by the server's word.
+    user_id: Option<String>,
     heard: u64,
     pinged: bool,
     ping_after_ms: u64,
@@ -223,6 +225,7 @@ impl Core {
             requests: VecDeque::new(),
             fetches: HashMap::new(),
             closing: None,
+            user_id: None,
             heard: 0,
             pinged: false,
             ping_after_ms: 45_000,
@@ -399,6 +402,7 @@ impl Core {
                     (frame.ping_after_ms.max(1), frame.close_after_ms.max(2));
                 // The server may choose the device id; it is this client's from now on.
                 self.settings.device_id = Some(frame.device_id.clone());
+                self.user_id.clone_from(&frame.user_id);
                 self.emit(Event::Connected {
                     user_id: frame.user_id.unwrap_or_default(),
                     device_id: frame.device_id,
@@ -522,7 +526,15 @@ impl Core {
         let mut frames = Vec::new();
         for (id, timeline) in &mut self.timelines {
             for message in timeline.take() {
-                self.outputs.push(Output::Event(Event::Message(message)));
+                // An own message whose acknowledgement was lost with a connection.
+                let is_own =
+                    self.user_id.as_ref() == Some(&message.from) && self.outbox.remove(&message.id).is_some();
+                self.outputs.push(Output::Event(if is_own {
+                    let Message { conversation_id, seq, id, ts, .. } = message;
+                    Event::Acked { id, conversation_id, seq, ts }
+                } else {
+                    Event::Message(message)
+                }));
             }
             let need = timeline.need();
             if need != Need::Nothing {
@@ -710,6 +722,24 @@ mod tests {
             {"seq":2,"id":"x","from":"b","ts":1,"body":1},{"seq":3,"id":"y","from":"b","ts":1,"body":"AP8H","body_encoding":"base64"}]}"#;
         core.on_text(page, 0);
         assert_eq!(brief(&mut core), ["message 2", "message 3", "message 4", "message 5", "> msg.recv 5"]);
+    }
+
+    #[test]
+    fn an_own_message_whose_ack_was_lost_is_acknowledged_by_the_history() {
+        let mut core = core();
+        open(&mut core, 0);
+        core.on_text(&push(1), 0);
+        core.send("x".into(), Target::User("b".into()), Body::default(), 0).unwrap();
+        core.on_closed(Some(1006), "", 1);
+        let due = core.next_due().unwrap();
+        open(&mut core, due);
+        core.on_text(&push(3), 9_000);
+        core.take_outputs();
+        let page = r#"{"type":"history.page","id":"~1","conversation_id":"d:a:b","first_seq":1,"more":false,
+            "messages":[{"seq":2,"id":"x","from":"a","ts":1,"body":1},{"seq":3,"id":"y","from":"b","ts":1,"body":1}]}"#;
+        core.on_text(page, 9_000);
+        assert_eq!(brief(&mut core), ["acked x 2", "message 3", "> msg.recv 3"]);
+        assert_eq!(core.unacknowledged(), 0);
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Timeline {
 
     /// A push, or the number of an own message.
     pub fn on_message(&mut self, seq: u64, message: Option<Message>) {
-        if self.position.is_none() {
+        if self.position.is_none() && self.newest == 0 {
             // Nothing is announced below: the device had everything before.
             self.position = Some(seq - 1);
         }
@@ -154,6 +154,17 @@ mod tests {
             (timeline.need(), timeline.take_news(), timeline.take_news()),
             (Need::Nothing, Some(6), None)
         );
+    }
+
+    #[test]
+    fn what_was_announced_is_fetched_although_an_own_message_comes_before_it() {
+        let mut timeline = Timeline::default();
+        timeline.on_notice(1, 1);
+        assert_eq!(timeline.need(), Need::Newest);
+        timeline.on_message(2, None);
+        assert_eq!((taken(&mut timeline), timeline.take_news()), (vec![], None));
+        timeline.on_page(1, vec![message(1), message(2)], false);
+        assert_eq!((taken(&mut timeline), timeline.position()), (vec![1], Some(2)));
     }
 
     #[test]
