@@ -10,6 +10,7 @@ pub mod metrics;
 pub mod raw;
 pub mod rolling;
 pub mod server;
+pub mod soak;
 pub mod token;
 pub mod tools;
 pub mod wait;
