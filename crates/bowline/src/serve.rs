@@ -283,7 +283,7 @@ fn serve_api(
 ) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(|error| Failure::Failed(error.into()))?;
     let api = server::Config { key: keys.api.clone(), max_frame_bytes: config.gateway.max_frame_bytes };
-    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper);
+    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper, control.clone());
     tokio::spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "the API's listener has ended");

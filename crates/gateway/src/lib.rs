@@ -21,7 +21,7 @@ mod slots;
 mod wheel;
 mod wire;
 
-pub use bowline_rooms::Limits as RoomLimits;
+pub use bowline_rooms::{Limits as RoomLimits, Post as RoomPost, Refused as RoomRefused};
 pub use bowline_session::RoomJoin;
 pub use config::Config;
 pub use handle::{

@@ -72,7 +72,8 @@ pub fn batch_frame(room: &str, messages: &[Message], bytes_max: usize) -> Option
     let mut count = 0;
     for message in messages {
         // With the braces or comma around it and the end of the frame.
-        let Some(fields) = message.fields().filter(|fields| json.len() + fields.len() + 4 <= bytes_max) else {
+        let Some(fields) = message.fields().filter(|fields| json.len() + fields.len() + 4 <= bytes_max)
+        else {
             break;
         };
         if count > 0 {

@@ -178,10 +178,10 @@ pub const KEYS: &[Key] = &[
     key("hooks.before_send_on_failure", Choice(&["refuse", "allow"]), Some(r#""refuse""#), "What happens to the message when there is no answer", "", NoEffect),
     key("hooks.room_join_url", Url, None, "Who is asked before a user joins a room", "not set: nobody", UNSET),
 
-    key("rooms.join", Choice(&["any", "claim", "hook"]), Some(r#""any""#), "Who may join a room: any authenticated user, the token's claim `rooms`, or the hook decides", "", NoEffect),
-    key("rooms.window_messages", count(1, 1_000_000), Some("300"), "Recent messages that a room keeps", "", NoEffect),
-    key("rooms.window_ms", ms(1), Some("300000"), "How long a room keeps a message", "", NoEffect),
-    key("rooms.members_max", count(1, 10_000_000), Some("100000"), "Members of one room at most", "", NoEffect),
+    key("rooms.join", Choice(&["any", "claim", "hook"]), Some(r#""any""#), "Who may join a room: any authenticated user, the token's claim `rooms`, or the application (`hooks.room_join_url`)", "", Works),
+    key("rooms.window_messages", count(1, 1_000_000), Some("300"), "Recent messages that a room keeps; each is at most `gateway.max_frame_bytes` long", "", Works),
+    key("rooms.window_ms", ms(1), Some("300000"), "How long a room keeps a message", "", Works),
+    key("rooms.members_max", count(1, 10_000_000), Some("100000"), "Members of one room at most; one more is refused as `overloaded`", "", Works),
 
     key("agents.*.url", Url, None, "The user `@<name>` is answered by this OpenAI-compatible service", "not set: no such agent", UNSET),
     key("agents.*.model", Text, None, "The model to ask for", "not set: the service's own choice", UNSET),

@@ -242,6 +242,7 @@ impl Settings {
 
     /// What the program is built from, once everything is checked.
     pub fn config(&self) -> Result<(Config, Vec<Note>), Error> {
+        use bowline_gateway::{RoomJoin, RoomLimits};
         use bowline_protocol::link::SameDevice;
         let config = Config {
             node: Node {
@@ -282,6 +283,16 @@ impl Settings {
                     Some("refuse") => SameDevice::Refuse,
                     Some("allow") => SameDevice::Allow,
                     _ => SameDevice::Replace,
+                },
+                room_join: match self.text("rooms.join") {
+                    Some("claim") => RoomJoin::Claim,
+                    Some("hook") => RoomJoin::Hook,
+                    _ => RoomJoin::Any,
+                },
+                rooms: RoomLimits {
+                    window_messages: self.int("rooms.window_messages"),
+                    window_ms: self.int("rooms.window_ms"),
+                    members_max: self.int("rooms.members_max"),
                 },
             },
             auth: Auth {

@@ -147,10 +147,10 @@ fn what_is_no_configuration_is_left_alone() {
 
 #[test]
 fn values_without_effect_are_noted() {
-    let sets = ["rooms.join=claim", "auth.secret=short"];
+    let sets = ["front.virtual_nodes=7", "auth.secret=short"];
     let (_, notes) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     let text: Vec<String> = notes.iter().map(Note::to_string).collect();
-    assert!(text[0].starts_with("rooms.join has no effect"), "{text:?}");
+    assert!(text[0].starts_with("front.virtual_nodes has no effect"), "{text:?}");
     assert!(text[1].contains("5 bytes"), "{text:?}");
 }
 

@@ -125,12 +125,7 @@ impl Shard {
         let members = &mut self.rooms.table[slot as usize].members;
         if let Some(conn) = self.conns.at(index) {
             let rooms = &mut conn.extras().rooms;
-            members.push(Member {
-                index,
-                place: rooms.len() as u32,
-                joined: joined.offset,
-                batch,
-            });
+            members.push(Member { index, place: rooms.len() as u32, joined: joined.offset, batch });
             rooms.push(Membership { room: slot, position: members.len() as u32 - 1 });
         }
         self.answer_joined(index, id, &joined);
@@ -238,8 +233,7 @@ impl Shard {
         let Some(conn) = self.conns.at(index) else { return };
         let RoomRequest::Join { room, .. } = &request else { return };
         let (Some(user), Some(device)) = (conn.session.user(), conn.session.device()) else { return };
-        let question =
-            crate::RoomQuestion { user: user.clone(), device: device.clone(), room: room.clone() };
+        let question = crate::RoomQuestion { user: user.clone(), device: device.clone(), room: room.clone() };
         let Some(judge) = self.shared.room_judge.clone() else {
             let why = Err("there is nobody to ask (hooks.room_join_url)".to_owned());
             return self.on_judged_join(index, &request, why);
