@@ -176,26 +176,18 @@ fn members_that_come_and_go_keep_their_places() {
 fn the_order_is_one_for_all_whoever_publishes() {
     const EACH: u64 = 2_000;
     for count in [1, 2, 3] {
-        let rig = Rig::new(workers(count));
-        let publishers: Vec<Client> = (0..4)
-            .map(|n| {
-                let mut client = rig.client(BOTH[n / 2 % 2], &format!("p{n}"));
-                client.joins("r");
-                client
-            })
-            .collect();
-        let mut others: Vec<Client> = (0..4).map(|n| rig.client(BOTH[n / 2 % 2], &format!("m{n}"))).collect();
-        for client in &mut others {
+        let rig = Rig::new(Config { outbound_limit_bytes: 64 << 20, ..workers(count) });
+        let mut clients: Vec<Client> =
+            (0..8).map(|n| rig.client(BOTH[n / 2 % 2], &format!("u{n}"))).collect();
+        for client in &mut clients {
             client.joins("r");
         }
         std::thread::scope(|scope| {
-            for client in &publishers {
-                scope.spawn(|| {
-                    let mut stream = &client.stream;
+            for client in &clients[..4] {
+                let (kind, mut stream) = (client.kind, client.stream.try_clone().unwrap());
+                scope.spawn(move || {
                     for n in 0..EACH {
-                        stream
-                            .write_all(&framed(client.kind, 1, send("r", &n.to_string()).as_bytes()))
-                            .unwrap();
+                        stream.write_all(&framed(kind, 1, send("r", &n.to_string()).as_bytes())).unwrap();
                     }
                 });
             }
@@ -204,7 +196,7 @@ fn the_order_is_one_for_all_whoever_publishes() {
                     publish(&rig, "r", &["-1"; 10]);
                 }
             });
-            let reading: Vec<_> = others
+            let reading: Vec<_> = clients
                 .iter_mut()
                 .map(|client| {
                     scope
@@ -216,7 +208,6 @@ fn the_order_is_one_for_all_whoever_publishes() {
             let first = seen.pop().unwrap();
             assert!(seen.iter().all(|other| *other == first), "all see the same");
         });
-        drop(publishers);
     }
 }
 
