@@ -2,7 +2,12 @@
 
 use bowline_tests::{Client, Frame, Login, PATIENCE, Server, Setup, Transport, client::Event, token, until};
 use serde_json::{Value, json};
-use std::time::Instant;
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    time::Instant,
+};
 
 on_both![
     everybody_in_the_room_has_the_message_its_sender_included,
@@ -406,4 +411,152 @@ fn who_comes_and_goes_misses_nothing_within_the_window() {
             }
         }
     });
+}
+
+// --- the application's hook -----------------------------------------------------------------------------------------
+
+/// `whsec_` and the key that it stands for.
+const HOOK_SECRET: (&str, &[u8]) =
+    ("whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=", b"0123456789abcdef0123456789abcdef");
+
+/// The value of a header, whatever the case of its name.
+fn header<'a>(head: &'a str, name: &str) -> &'a str {
+    let found =
+        head.lines().filter_map(|line| line.split_once(": ")).find(|(n, _)| n.eq_ignore_ascii_case(name));
+    found.unwrap_or_else(|| panic!("no {name} in {head}")).1
+}
+
+/// What the specification of Standard Webhooks says that the signature is.
+fn signature(head: &str, body: &str) -> String {
+    use base64::{
+        Engine,
+        engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+    };
+    let signed = format!("{}.{}.{body}", header(head, "webhook-id"), header(head, "webhook-timestamp"));
+    let key = jsonwebtoken::EncodingKey::from_secret(HOOK_SECRET.1);
+    let text = jsonwebtoken::crypto::sign(signed.as_bytes(), &key, jsonwebtoken::Algorithm::HS256);
+    let bytes = URL_SAFE_NO_PAD.decode(text.expect("HS256 signs with any key")).expect("Base64");
+    format!("v1,{}", STANDARD.encode(bytes))
+}
+
+/// Reads one request: its head, and its body.
+fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let length = header(&head, "content-length").parse().ok()?;
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, String::from_utf8(body).ok()?))
+}
+
+/// Answers questions about rooms by their names, one connection each, and notes the questions.
+fn application() -> (String, Arc<Mutex<Vec<(String, String)>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let url = format!("http://{}/may-join", listener.local_addr().expect("it is bound"));
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let notes = asked.clone();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let notes = notes.clone();
+            std::thread::spawn(move || {
+                let Some((head, body)) = read_request(&mut stream) else { return };
+                let question: Value = serde_json::from_str(&body).unwrap_or_default();
+                let (status, answer) = match question["room"].as_str() {
+                    Some("open") => ("200 OK", r#"{"allow":true}"#),
+                    Some("closed") => ("200 OK", r#"{"allow":false}"#),
+                    Some("nonsense") => ("200 OK", "yes"),
+                    _ => ("500 Internal Server Error", ""),
+                };
+                notes.lock().expect("nobody panics").push((head, body));
+                let length = answer.len();
+                let text = format!(
+                    "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{answer}"
+                );
+                // The server may have given up.
+                let _ = stream.write_all(text.as_bytes());
+            });
+        }
+    });
+    (url, asked)
+}
+
+#[test]
+fn the_application_says_who_may_join_and_knows_who_asks() {
+    let (url, asked) = application();
+    let server = Setup::new()
+        .set("rooms.join", "hook")
+        .set("hooks.room_join_url", &url)
+        .set("hooks.secret", HOOK_SECRET.0)
+        .start();
+    for transport in [Transport::Ws, Transport::Tcp] {
+        let mut client = server.connect_device(transport, "alice", "phone");
+        for (room, refusal) in [
+            ("open", None),
+            ("closed", Some("forbidden")),
+            ("nonsense", Some("unavailable")),
+            ("broken", Some("unavailable")),
+        ] {
+            let answer = client.ask("room.join", json!({"room": room}));
+            match refusal {
+                None => drop(answer.expect_kind("room.joined")),
+                Some(code) => drop(answer.expect_error(code)),
+            }
+        }
+        say(&mut client, "open", 1);
+        assert_eq!(client.expect("room.push").json["body"], 1);
+        client.close();
+    }
+    let asked = asked.lock().expect("nobody panics");
+    assert_eq!(asked.len(), 8);
+    let mut ids = Vec::new();
+    for (head, body) in asked.iter() {
+        let question: Value = serde_json::from_str(body).expect("JSON");
+        assert_eq!((&question["user_id"], &question["device_id"]), (&json!("alice"), &json!("phone")));
+        assert!(head.starts_with("POST /may-join HTTP/1.1"), "{head}");
+        let time: u64 = header(head, "webhook-timestamp").parse().expect("seconds");
+        assert!(time.abs_diff(token::now_secs()) < 60, "{time}");
+        assert_eq!(header(head, "webhook-signature"), signature(head, body));
+        ids.push(header(head, "webhook-id"));
+    }
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 8, "each question has an id of its own");
+}
+
+// --- the command line -----------------------------------------------------------------------------------------------
+
+/// Runs `bowline chat` with this input, and says what it printed.
+fn chat(server: &Server, user: &str, input: &str) -> (Option<i32>, String) {
+    let mut child = std::process::Command::new(bowline_tests::server::program())
+        .args(["chat", "--user", user, "--room", "lobby", "--token", &token::of(user)])
+        .args(["--url", &format!("ws://{}/ws", server.ws())])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+}
+
+#[test]
+fn chat_talks_in_a_room_and_ends_when_all_of_it_has_come_back() {
+    let server = Server::with(&[("rooms.join", "any")]);
+    let mut alice = server.connect(Transport::Tcp, "alice");
+    join(&mut alice, "lobby");
+    let (code, text) = chat(&server, "bob", "hello\nis anybody there?\n");
+    assert_eq!(code, Some(0), "{text}");
+    for line in ["-- in room lobby, 2 there", "#1 bob: hello", "#2 bob: is anybody there?"] {
+        assert!(text.lines().any(|one| one == line), "no {line:?} in {text}");
+    }
+    assert_eq!(pushed(&mut alice, "lobby", 1).json["body"], json!({"text": "hello"}));
+    assert_eq!(pushed(&mut alice, "lobby", 2).json["body"], json!({"text": "is anybody there?"}));
+    let server = Server::with(&[("rooms.join", "claim")]);
+    let (code, _) = chat(&server, "bob", "hello\n");
+    assert_eq!(code, Some(1), "it was not let in");
 }

@@ -55,13 +55,6 @@ impl Room {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a member is told that asks again: it has been sent everything up to `offset`.
-    pub fn join_again(self: &Arc<Self>, since: Option<&Since>, offset: u64) -> Joined {
-        let state = self.lock();
-        let members = state.total;
-        self.answer(&state, since, offset, members)
-    }
-
     pub(crate) fn answer(
         self: &Arc<Self>,
         state: &State,

@@ -80,6 +80,13 @@ impl Rooms {
         })
     }
 
+    /// What a member is told that asks again: it has been sent everything up to `offset`.
+    pub fn join_again(&self, room: &Arc<Room>, since: Option<&Since>, offset: u64, now: Millis) -> Joined {
+        let mut state = room.lock();
+        state.window.trim(now, &self.limits);
+        room.answer(&state, since, offset, state.total)
+    }
+
     /// A member of `shard` has gone.
     pub fn leave(&self, room: &Arc<Room>, shard: usize, now: Millis) {
         let is_idle = {

@@ -151,7 +151,7 @@ fn what_was_missed_is_there_or_it_is_said_that_it_is_not() {
     // Too old: only who has everything is up to date.
     rooms.leave(&first.room, 0, 20);
     assert!(!rooms.join(&name("r"), 0, Some(&since(&first, 3)), 110).unwrap().recovered);
-    let again = first.room.join_again(Some(&since(&first, 4)), 4);
+    let again = rooms.join_again(&first.room, Some(&since(&first, 4)), 4, 110);
     assert_eq!((again.recovered, again.missed.len()), (true, 0));
 }
 

@@ -170,13 +170,13 @@ pub const KEYS: &[Key] = &[
     key("router.breaker_window_ms", ms(1), Some("30000"), "The time over which failures of a gateway are counted", "", NoEffect),
 
     key("hooks.url", Url, None, "Where events are sent", "not set: no events", UNSET),
-    key("hooks.secret", Secret, None, "The secret that signs webhooks, `whsec_…`", "not set: generated once webhooks are used", NoEffect),
+    key("hooks.secret", Secret, None, "The secret that signs webhooks, `whsec_…`", "not set: generated once webhooks are used, and kept in the data directory", Works),
     key("hooks.events", Set(EVENTS), Some(r#"["message.stored", "user.online", "user.offline", "push.needed"]"#), "Which events are sent", "empty: none", NoEffect),
     key("hooks.push_classes", Set(CLASSES), Some(r#"["ios", "android"]"#), "The device classes for which `push.needed` is sent", "empty: none", NoEffect),
     key("hooks.before_send_url", Url, None, "Who is asked before a message is stored", "not set: nobody", UNSET),
     key("hooks.before_send_timeout_ms", ms(1), Some("1000"), "How long that answer is waited for", "", NoEffect),
     key("hooks.before_send_on_failure", Choice(&["refuse", "allow"]), Some(r#""refuse""#), "What happens to the message when there is no answer", "", NoEffect),
-    key("hooks.room_join_url", Url, None, "Who is asked before a user joins a room", "not set: nobody", UNSET),
+    key("hooks.room_join_url", Url, None, "Who is asked before a user joins a room, with `rooms.join = \"hook\"`", "not set: nobody", Works),
 
     key("rooms.join", Choice(&["any", "claim", "hook"]), Some(r#""any""#), "Who may join a room: any authenticated user, the token's claim `rooms`, or the application (`hooks.room_join_url`)", "", Works),
     key("rooms.window_messages", count(1, 1_000_000), Some("300"), "Recent messages that a room keeps; each is at most `gateway.max_frame_bytes` long", "", Works),

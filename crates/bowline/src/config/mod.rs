@@ -110,6 +110,7 @@ pub struct Config {
     pub gateway: bowline_gateway::Config,
     pub auth: Auth,
     pub api: Api,
+    pub hooks: Hooks,
     pub links: Links,
     pub router: Router,
     pub log: Log,
@@ -159,6 +160,12 @@ impl Auth {
 pub struct Api {
     pub listen: SocketAddr,
     pub key: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Hooks {
+    pub secret: Option<String>,
+    pub room_join_url: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -309,6 +316,10 @@ impl Settings {
                 },
             },
             api: Api { listen: self.address("api.listen")?, key: self.owned("api.key") },
+            hooks: Hooks {
+                secret: self.owned("hooks.secret"),
+                room_join_url: self.owned("hooks.room_join_url"),
+            },
             links: Links {
                 trial_delay_ms: self.int("links.trial_delay_ms"),
                 trial_not_here_permille: self.int("links.trial_not_here_permille"),

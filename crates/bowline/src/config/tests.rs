@@ -115,6 +115,7 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["node.advertise_tcp=x:0"], &["node.advertise_tcp", "tcp://host:port"]),
         ("", &[], &["agents.helper.url=http://x"], &["agents.helper.url", "leave it unset"]),
         ("", &[], &["hooks.url=http://x"], &["hooks.url", "leave it unset"]),
+        ("", &[], &["rooms.join=hook"], &["rooms.join", "hooks.room_join_url"]),
         ("", &[], &["gateway.listen=0.0.0.0:8080"], &["loopback only", "auth.secret"]),
         ("", &[], &["gateway.tcp_listen=[::]:1"], &["gateway.tcp_listen", "loopback only"]),
         ("auth.secret = \"x\"", &[], &["api.listen=0.0.0.0:1"], &["api.listen", "set api.key"]),

@@ -149,7 +149,8 @@ impl Shard {
         let member = &mut local.members[position as usize];
         member.batch = batch;
         let offset = member.joined.max(local.pending.delivered());
-        let joined = local.room.join_again(since, offset);
+        let room = local.room.clone();
+        let joined = self.shared.rooms.join_again(&room, since, offset, self.now.wall_ms);
         self.answer_joined(index, id, &joined);
     }
 
