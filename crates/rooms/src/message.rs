@@ -26,7 +26,10 @@ pub struct Message {
 impl Message {
     /// `head` is what [`head`] has made for the room.
     pub(crate) fn new(head: &[u8], offset: u64, ts: Millis, post: Post<'_>) -> Self {
-        let mut json = Vec::with_capacity(head.len() + 160 + post.body.bytes().len());
+        // Names of fields and two numbers take no more than that.
+        let fields_bytes = 64 + post.from.map_or(0, str::len);
+        let body_bytes = if let Body::Json(raw) = post.body { raw.len() } else { 0 };
+        let mut json = Vec::with_capacity(head.len() + fields_bytes + body_bytes);
         json.extend_from_slice(head);
         json.extend_from_slice(b"\"offset\":");
         write_number(&mut json, offset);
@@ -66,7 +69,9 @@ pub(crate) fn head(room: &str) -> Box<[u8]> {
 /// message travels as the push that it is, and so do bytes.
 pub fn batch_frame(room: &str, messages: &[Message], bytes_max: usize) -> Option<(usize, Frame)> {
     let first = messages.first()?;
-    let mut json = b"{\"type\":\"room.batch\",\"room\":".to_vec();
+    let all_bytes = messages.iter().map(|message| message.frame.json.len()).sum::<usize>();
+    let mut json = Vec::with_capacity(bytes_max.min(all_bytes + 256));
+    json.extend_from_slice(b"{\"type\":\"room.batch\",\"room\":");
     write_string(&mut json, room);
     json.extend_from_slice(b",\"messages\":[");
     let mut count = 0;
