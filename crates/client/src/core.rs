@@ -283,10 +283,8 @@ impl Core {
             State::Open { .. } => {
                 let silence = if self.pinged { self.close_after_ms } else { self.ping_after_ms };
                 let heartbeat = self.heard + silence;
-                [self.outbox.next_due(), self.rooms.next_due()]
-                    .into_iter()
-                    .flatten()
-                    .fold(Some(heartbeat), |first, due| first.map(|first| first.min(due)))
+                let dues = [self.outbox.next_due(), self.rooms.next_due()];
+                Some(dues.into_iter().flatten().fold(heartbeat, u64::min))
             }
             State::Opening => Some(self.heard + self.close_after_ms),
             State::Connecting | State::Stopped { .. } => None,
