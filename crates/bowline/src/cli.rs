@@ -138,11 +138,14 @@ struct ChatArgs {
     #[arg(long, value_name = "ID")]
     user: String,
     /// Whom to talk to
-    #[arg(long, value_name = "USER", conflicts_with = "conversation")]
+    #[arg(long, value_name = "USER", conflicts_with_all = ["conversation", "room"])]
     to: Option<String>,
     /// The conversation to talk in, such as g:team
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", conflicts_with = "room")]
     conversation: Option<String>,
+    /// The room to join and talk in
+    #[arg(long, value_name = "ROOM")]
+    room: Option<String>,
     /// Your device [default: the server chooses one]
     #[arg(long, value_name = "ID")]
     device: Option<String>,
@@ -299,8 +302,8 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             let mut client = bowline_client::Config::with_token(&args.public.url()?, &token);
             client.settings.device_id = args.device;
             client.settings.device_class = Some("desktop".into());
-            let ChatArgs { user, to, conversation, .. } = args;
-            chat::run(chat::Options { user, to, conversation, client }).map_err(Failure::Failed)
+            let ChatArgs { user, to, conversation, room, .. } = args;
+            chat::run(chat::Options { user, to, conversation, room, client }).map_err(Failure::Failed)
         }
         Command::Bench(args) => run_bench(args),
         Command::Config { command } => run_config(command),

@@ -9,6 +9,7 @@ mod config;
 mod data;
 mod errors;
 mod files;
+mod hooks;
 mod keys;
 mod log;
 mod metrics;

@@ -137,6 +137,22 @@ impl Snapshot {
             "Events of the router for connections that are gone",
             gateway.not_here_total,
         )?;
+        out.gauge("bowline_gateway_rooms", "Rooms", gateway.rooms)?;
+        out.gauge(
+            "bowline_gateway_rooms_members",
+            "Members of all rooms; a connection counts once for each of its rooms",
+            gateway.rooms_members,
+        )?;
+        out.counter(
+            "bowline_gateway_rooms_published",
+            "Messages published in rooms",
+            gateway.rooms_published_total,
+        )?;
+        out.counter(
+            "bowline_gateway_rooms_deliveries",
+            "Messages of rooms written to members or queued for them",
+            gateway.rooms_deliveries_total,
+        )?;
         out.counters("bowline_gateway_closed", "Connections closed", "reason", &gateway.closed_total)?;
         out.counters(
             "bowline_gateway_handshake_refused",

@@ -5,7 +5,7 @@ use crate::{
     cli::Failure,
     config::{Config, Note},
     data::DataDir,
-    files,
+    files, hooks,
     keys::Keys,
     log,
     node::{Canary, Node},
@@ -62,8 +62,11 @@ async fn serve(config: Config) -> Result<(), Failure> {
         },
         boot_id: random_text().map_err(Failure::Failed)?.into(),
     });
-    let bound = Gateway::bind(config.gateway.clone(), node.clone(), verifier.clone())
+    let mut bound = Gateway::bind(config.gateway.clone(), node.clone(), verifier.clone())
         .map_err(|error| Failure::Usage(error.into()))?;
+    if let Some(judge) = hooks::room_judge(&config, &data)? {
+        bound = bound.with_room_judge(judge);
+    }
     let api_listener = match config.node.has_api {
         true => Some(bind_api(config.api.listen).await?),
         false => None,
@@ -283,7 +286,7 @@ fn serve_api(
 ) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(|error| Failure::Failed(error.into()))?;
     let api = server::Config { key: keys.api.clone(), max_frame_bytes: config.gateway.max_frame_bytes };
-    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper);
+    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper, control.clone());
     tokio::spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "the API's listener has ended");

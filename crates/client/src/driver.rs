@@ -79,6 +79,9 @@ enum Command {
     Read { conversation_id: String, seq: u64 },
     Request { frame: Value, reply: oneshot::Sender<Value> },
     Positions { reply: oneshot::Sender<HashMap<String, u64>> },
+    Join { room: String, reply: oneshot::Sender<Result<(), SendError>> },
+    Leave { room: String },
+    SendInRoom { room: String, body: Body, reply: oneshot::Sender<Result<String, SendError>> },
 }
 
 /// Starts a client; it connects, and comes again, by itself.
@@ -134,6 +137,27 @@ impl Client {
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Request { frame, reply }).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())
+    }
+
+    /// Joins a room, now and after each reconnect; `RoomJoined` or `RoomRefused` says what came of it.
+    pub async fn join(&self, room: &str) -> Result<(), SendError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Join { room: room.to_owned(), reply };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    pub async fn leave(&self, room: &str) -> Result<(), SendError> {
+        let command = Command::Leave { room: room.to_owned() };
+        self.commands.send(command).await.map_err(|_| stopped())
+    }
+
+    /// Sends in a room that the client is in, and returns the id that a refusal (`Failed`) would name.
+    pub async fn send_in_room(&self, room: &str, body: Body) -> Result<String, SendError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::SendInRoom { room: room.to_owned(), body, reply };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
     }
 
     /// Up to where each conversation was handed out.
@@ -216,6 +240,12 @@ impl Driver {
                 if self.core.request(frame, id.clone()).is_ok() {
                     self.replies.insert(id, reply);
                 }
+            }
+            // Whoever asked may have gone.
+            Command::Join { room, reply } => drop(reply.send(self.core.join(&room))),
+            Command::Leave { room } => self.core.leave(&room),
+            Command::SendInRoom { room, body, reply } => {
+                drop(reply.send(self.core.send_in_room(&room, body)));
             }
             Command::Positions { reply } => {
                 let positions = self.core.positions().map(|(id, seq)| (id.to_owned(), seq)).collect();

@@ -7,7 +7,8 @@ pub mod backoff;
 pub mod core;
 mod driver;
 mod outbox;
+mod rooms;
 mod timeline;
 
-pub use crate::core::{Body, Event, Message, SendError};
+pub use crate::core::{Body, Event, Message, RoomMessage, SendError};
 pub use driver::{Client, Config, ConnectError, Events, TokenSource, connect};

@@ -426,7 +426,8 @@ impl Core {
             other @ (ClientFrame::Connect(_)
             | ClientFrame::Ping { .. }
             | ClientFrame::Pong
-            | ClientFrame::AuthRefresh { .. }) => {
+            | ClientFrame::AuthRefresh { .. }
+            | ClientFrame::Room(_)) => {
                 let message = format!("{} is for the gateway, not for the router", other.name());
                 self.refuse(&asker(None), Refusal::new(ErrorCode::UnknownType, message));
             }

@@ -2,7 +2,8 @@
 
 use crate::Error;
 use bowline_protocol::link::SameDevice;
-use bowline_session::Rules;
+use bowline_rooms::Limits;
+use bowline_session::{RoomJoin, Rules};
 use std::{net::SocketAddr, sync::Arc};
 
 /// Everything that can be set, with the defaults of the documentation.
@@ -49,6 +50,9 @@ pub struct Config {
     /// Requests per second of one connection; 0 is no limit.
     pub frames_per_second: u32,
     pub same_device: SameDevice,
+    /// Who may join a room; the table `rooms`.
+    pub room_join: RoomJoin,
+    pub rooms: Limits,
 }
 
 impl Default for Config {
@@ -77,6 +81,8 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             frames_per_second: 0,
             same_device: SameDevice::Replace,
+            room_join: RoomJoin::Any,
+            rooms: Limits { window_messages: 300, window_ms: 300_000, members_max: 100_000 },
         }
     }
 }
@@ -141,6 +147,7 @@ impl Config {
             max_frame_bytes: self.max_frame_bytes,
             frames_per_second: self.frames_per_second,
             same_device: self.same_device,
+            room_join: self.room_join,
         }
     }
 }

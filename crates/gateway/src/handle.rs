@@ -10,14 +10,16 @@ use crate::{
         Shard, id,
         mail::{Door, Mail},
     },
-    shared::{Drain, Http, Shared},
+    shared::{Drain, Http, RoomJudge, Shared},
 };
 use bowline_auth::Verifier;
 use bowline_links::{Downlinks, Uplinks, mailbox::Mailbox};
 use bowline_protocol::{
     CloseCode, DeviceId, Millis, UserId,
+    ids::RoomName,
     link::{Downlink, NodeRef, Target},
 };
+use bowline_rooms::{Post, Refused, Rooms};
 use bytes::Bytes;
 use mio::net::TcpListener;
 use smallvec::SmallVec;
@@ -45,6 +47,7 @@ pub struct Bound {
     config: Config,
     node: Arc<NodeRef>,
     judge: Judge,
+    room_judge: Option<RoomJudge>,
     http: TcpListener,
     tcp: Option<TcpListener>,
     addresses: Addresses,
@@ -78,7 +81,7 @@ impl Gateway {
                 _ => None,
             },
         };
-        Ok(Bound { config, node, judge, http, tcp, addresses })
+        Ok(Bound { config, node, judge, room_judge: None, http, tcp, addresses })
     }
 }
 
@@ -87,9 +90,15 @@ impl Bound {
         self.addresses
     }
 
+    /// Who is asked before a user joins a room, with `rooms.join = "hook"`. Without it nobody may.
+    pub fn with_room_judge(mut self, judge: RoomJudge) -> Self {
+        self.room_judge = Some(judge);
+        self
+    }
+
     /// Starts the shards. Connections of the public port that open no WebSocket go to `http`.
     pub fn start(self, uplinks: Arc<dyn Uplinks>, http: Http) -> Result<Handle, Error> {
-        let Self { config, node, judge, http: http_listener, tcp, addresses } = self;
+        let Self { config, node, judge, room_judge, http: http_listener, tcp, addresses } = self;
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(WORKERS_MAX),
             workers => workers,
@@ -114,7 +123,9 @@ impl Bound {
         };
         let gate = Gate::new(config.handshakes_per_second, sessions_max, config.connections_per_address);
         let rules = config.rules(node.node_id.clone());
-        let shared = Arc::new(Shared::new(config, rules, node, judge, gate, mailboxes));
+        let rooms = Rooms::new(config.rooms, workers, random());
+        let shared = Shared::new(config, rules, node, judge, gate, mailboxes, rooms, room_judge);
+        let shared = Arc::new(shared);
         let mut listeners = Some((http_listener, tcp));
         let mut threads = Vec::with_capacity(workers);
         for (shard, (poll, _)) in polls.into_iter().enumerate() {
@@ -128,6 +139,13 @@ impl Bound {
         let inner = Inner { shared, addresses, threads: Mutex::new(threads), next: AtomicUsize::new(0) };
         Ok(Handle { inner: Arc::new(inner) })
     }
+}
+
+fn random() -> [u64; 2] {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the system has random numbers once it is up");
+    let [a, b] = [&bytes[..8], &bytes[8..]].map(|half| half.try_into().expect("half of 16 bytes"));
+    [u64::from_ne_bytes(a), u64::from_ne_bytes(b)]
 }
 
 struct Inner {
@@ -197,7 +215,20 @@ impl Handle {
     }
 
     pub fn metrics(&self) -> Metrics {
-        Metrics::sum(self.inner.shared.counters.iter())
+        let rooms = &self.inner.shared.rooms;
+        Metrics {
+            rooms: rooms.rooms() as u64,
+            rooms_members: rooms.members(),
+            rooms_published_total: rooms.published(),
+            ..Metrics::sum(self.inner.shared.counters.iter())
+        }
+    }
+
+    /// Publishes messages of the application in a room, all or none; says the number of the last. May be called on
+    /// any thread but a shard's.
+    pub fn publish(&self, room: &RoomName, posts: &[Post<'_>]) -> Result<u64, Refused> {
+        let shared = &self.inner.shared;
+        shared.rooms.publish(room, posts, shared.clock.now().wall_ms, &**shared)
     }
 
     pub fn status(&self) -> Status {

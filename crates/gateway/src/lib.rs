@@ -21,12 +21,14 @@ mod slots;
 mod wheel;
 mod wire;
 
+pub use bowline_rooms::{Limits as RoomLimits, Post as RoomPost, Refused as RoomRefused};
+pub use bowline_session::RoomJoin;
 pub use config::Config;
 pub use handle::{
     Addresses, Bound, DrainStatus, Gateway, Handle, SessionKey, State, Status, TransportStatus,
 };
 pub use metrics::{Metrics, OPERATIONS, STATUSES};
-pub use shared::Http;
+pub use shared::{Http, RoomJudge, RoomQuestion, RoomReply};
 
 /// The number of a connection has 8 bits for its shard.
 pub const WORKERS_MAX: usize = 256;

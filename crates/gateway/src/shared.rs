@@ -4,7 +4,8 @@ use crate::{
     config::Config, gate::Gate, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
 };
 use bowline_links::mailbox::Mailbox;
-use bowline_protocol::link::NodeRef;
+use bowline_protocol::{DeviceId, UserId, ids::RoomName, link::NodeRef};
+use bowline_rooms::{Carrier, Message, Room, Rooms};
 use bowline_session::{Now, Rules};
 use bytes::Bytes;
 use std::{
@@ -18,6 +19,20 @@ use std::{
 
 /// Takes over connections of the public port that open no WebSocket, with the bytes that were read.
 pub type Http = Arc<dyn Fn(TcpStream, Bytes) + Send + Sync>;
+
+/// May this user join this room?
+#[derive(Debug, Clone)]
+pub struct RoomQuestion {
+    pub user: UserId,
+    pub device: DeviceId,
+    pub room: RoomName,
+}
+
+/// Takes the application's verdict on a join, or why there is none; may be called on any thread.
+pub type RoomReply = Box<dyn FnOnce(Result<bool, String>) + Send>;
+
+/// Asks the application, with `rooms.join = "hook"`. Called on a shard's thread: it must not wait.
+pub type RoomJudge = Arc<dyn Fn(RoomQuestion, RoomReply) + Send + Sync>;
 
 /// A drain that has begun.
 #[derive(Debug, Clone)]
@@ -35,6 +50,8 @@ pub struct Shared {
     pub judge: Judge,
     pub gate: Gate,
     pub registry: Registry,
+    pub rooms: Rooms,
+    pub room_judge: Option<RoomJudge>,
     pub clock: Clock,
     pub drain: OnceLock<Drain>,
     /// One for each shard.
@@ -56,6 +73,8 @@ impl Shared {
         judge: Judge,
         gate: Gate,
         mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+        rooms: Rooms,
+        room_judge: Option<RoomJudge>,
     ) -> Self {
         Self {
             config,
@@ -64,6 +83,8 @@ impl Shared {
             judge,
             gate,
             registry: Registry::default(),
+            rooms,
+            room_judge,
             clock: Clock::new(),
             drain: OnceLock::new(),
             counters: mailboxes.iter().map(|_| Counters::default()).collect(),
@@ -105,6 +126,19 @@ impl Shared {
         let guard = self.none_live.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.none_live.1.wait_timeout_while(guard, timeout, |()| self.live() > 0);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl Carrier for Shared {
+    fn has_space(&self, shard: usize) -> bool {
+        let mailbox = &self.mailboxes[shard];
+        mailbox.depth() < mailbox.capacity()
+    }
+
+    /// Past the capacity, which was looked at before: a shard that waits for another may be waited for by that one.
+    fn carry(&self, shard: usize, room: &Arc<Room>, message: &Message) {
+        let mail = Mail::Room { room: room.clone(), message: message.clone() };
+        self.mailboxes[shard].push_control(mail);
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Grant {
     pub issued_at: Millis,
     pub token_id: Option<Box<str>>,
     pub session_id: Option<Box<str>>,
+    /// Rooms (`name` or `prefix*`) that the token may join.
+    pub rooms: Option<Arc<[Box<str>]>>,
 }
 
 /// Why there is no identity.

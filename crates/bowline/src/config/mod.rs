@@ -110,6 +110,7 @@ pub struct Config {
     pub gateway: bowline_gateway::Config,
     pub auth: Auth,
     pub api: Api,
+    pub hooks: Hooks,
     pub links: Links,
     pub router: Router,
     pub log: Log,
@@ -159,6 +160,12 @@ impl Auth {
 pub struct Api {
     pub listen: SocketAddr,
     pub key: Option<String>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Hooks {
+    pub secret: Option<String>,
+    pub room_join_url: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -242,6 +249,7 @@ impl Settings {
 
     /// What the program is built from, once everything is checked.
     pub fn config(&self) -> Result<(Config, Vec<Note>), Error> {
+        use bowline_gateway::{RoomJoin, RoomLimits};
         use bowline_protocol::link::SameDevice;
         let config = Config {
             node: Node {
@@ -283,6 +291,16 @@ impl Settings {
                     Some("allow") => SameDevice::Allow,
                     _ => SameDevice::Replace,
                 },
+                room_join: match self.text("rooms.join") {
+                    Some("claim") => RoomJoin::Claim,
+                    Some("hook") => RoomJoin::Hook,
+                    _ => RoomJoin::Any,
+                },
+                rooms: RoomLimits {
+                    window_messages: self.int("rooms.window_messages"),
+                    window_ms: self.int("rooms.window_ms"),
+                    members_max: self.int("rooms.members_max"),
+                },
             },
             auth: Auth {
                 secret: self.owned("auth.secret"),
@@ -298,6 +316,10 @@ impl Settings {
                 },
             },
             api: Api { listen: self.address("api.listen")?, key: self.owned("api.key") },
+            hooks: Hooks {
+                secret: self.owned("hooks.secret"),
+                room_join_url: self.owned("hooks.room_join_url"),
+            },
             links: Links {
                 trial_delay_ms: self.int("links.trial_delay_ms"),
                 trial_not_here_permille: self.int("links.trial_not_here_permille"),

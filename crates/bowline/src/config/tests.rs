@@ -115,6 +115,7 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["node.advertise_tcp=x:0"], &["node.advertise_tcp", "tcp://host:port"]),
         ("", &[], &["agents.helper.url=http://x"], &["agents.helper.url", "leave it unset"]),
         ("", &[], &["hooks.url=http://x"], &["hooks.url", "leave it unset"]),
+        ("", &[], &["rooms.join=hook"], &["rooms.join", "hooks.room_join_url"]),
         ("", &[], &["gateway.listen=0.0.0.0:8080"], &["loopback only", "auth.secret"]),
         ("", &[], &["gateway.tcp_listen=[::]:1"], &["gateway.tcp_listen", "loopback only"]),
         ("auth.secret = \"x\"", &[], &["api.listen=0.0.0.0:1"], &["api.listen", "set api.key"]),
@@ -147,10 +148,10 @@ fn what_is_no_configuration_is_left_alone() {
 
 #[test]
 fn values_without_effect_are_noted() {
-    let sets = ["rooms.join=claim", "auth.secret=short"];
+    let sets = ["front.virtual_nodes=7", "auth.secret=short"];
     let (_, notes) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     let text: Vec<String> = notes.iter().map(Note::to_string).collect();
-    assert!(text[0].starts_with("rooms.join has no effect"), "{text:?}");
+    assert!(text[0].starts_with("front.virtual_nodes has no effect"), "{text:?}");
     assert!(text[1].contains("5 bytes"), "{text:?}");
 }
 

@@ -48,6 +48,7 @@ impl Shard {
                 let login = conn.session.login();
                 self.tell_router(index, login, event);
             }
+            Action::Room(request) => self.on_room(index, request),
             Action::Send(frame) => {
                 let bytes = encode(&frame, conn.transport);
                 self.queue(index, bytes, false);
@@ -175,6 +176,11 @@ impl Shard {
         let counted = matches!(conn.stage, Stage::WebSocket(_) | Stage::Tcp(_) | Stage::Echo(_));
         let transport = conn.transport;
         conn.held = None;
+        if let Some(extras) = &mut conn.extras {
+            let memberships = std::mem::take(&mut extras.rooms);
+            self.leave_rooms(memberships);
+        }
+        let Some(conn) = self.conns.at(index) else { return };
         let user = conn.session.user();
         if let (true, Some(user), Some(device)) = (open, user, conn.session.device()) {
             self.shared.registry.remove(user, device);
@@ -262,8 +268,12 @@ impl Shard {
         let mut conn = self.conns.remove(index)?;
         self.wheel.clear(index);
         self.early.remove(&index);
+        if let Some(extras) = &mut conn.extras {
+            let memberships = std::mem::take(&mut extras.rooms);
+            self.leave_rooms(memberships);
+        }
         if std::mem::take(&mut conn.seated) {
-            self.shared.gate.leave(conn.address.as_deref().copied());
+            self.shared.gate.leave(conn.extras.as_ref().and_then(|extras| extras.address));
         }
         if std::mem::take(&mut conn.live) {
             self.shared.remove_live();

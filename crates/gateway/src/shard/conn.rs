@@ -6,6 +6,21 @@ use bowline_session::{Outbox, Session, State};
 use mio::net::TcpStream;
 use std::net::IpAddr;
 
+/// A room that a connection is a member of: where its shard has the room, and where the room has the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Membership {
+    pub room: u32,
+    pub position: u32,
+}
+
+/// What few connections have.
+#[derive(Debug, Default)]
+pub struct Extras {
+    /// Kept where connections are counted by address.
+    pub address: Option<IpAddr>,
+    pub rooms: Vec<Membership>,
+}
+
 /// How far a connection is, and how its bytes are taken apart.
 pub enum Stage {
     /// A request head is being read. Once it asked for a session, what the answer 101 needs.
@@ -51,8 +66,7 @@ pub struct Conn {
     pub session: Session,
     pub held: Option<Box<Held>>,
     pub outbox: Option<Box<Outbox>>,
-    /// Kept where connections are counted by address.
-    pub address: Option<Box<IpAddr>>,
+    pub extras: Option<Box<Extras>>,
 }
 
 const _: () = assert!(size_of::<Conn>() <= 168);
@@ -74,8 +88,16 @@ impl Conn {
             session,
             held: None,
             outbox: None,
-            address: None,
+            extras: None,
         }
+    }
+
+    pub fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    pub fn memberships(&self) -> &[Membership] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.rooms)
     }
 
     /// Bytes wait to be taken apart, here or in the socket.

@@ -165,7 +165,9 @@ impl Shard {
             if gate.counts_addresses() { conn.socket.peer_addr().ok().map(|a| a.ip()) } else { None };
         gate.enter(address, self.shared.clock.micros())?;
         conn.seated = true;
-        conn.address = address.map(Box::new);
+        if address.is_some() {
+            conn.extras().address = address;
+        }
         Ok(())
     }
 

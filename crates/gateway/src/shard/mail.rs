@@ -1,7 +1,8 @@
 //! What other threads tell a shard.
 
 use bowline_auth::{Fault, Identity};
-use bowline_protocol::{CloseCode, link::Downlink};
+use bowline_protocol::{CloseCode, frame::RoomRequest, link::Downlink};
+use bowline_rooms::{Message, Room};
 use bytes::Bytes;
 use mio::net::TcpStream;
 use std::sync::{Arc, mpsc};
@@ -14,6 +15,10 @@ pub enum Mail {
     Down(Downlink),
     /// A verdict that took its time.
     Verdict { connection: u64, refresh: bool, judged: Result<Identity, Fault> },
+    /// A message of a room with members here.
+    Room { room: Arc<Room>, message: Message },
+    /// What the application says to a join.
+    RoomVerdict { connection: u64, request: Box<RoomRequest>, allowed: Result<bool, String> },
     /// A connection that was accepted elsewhere, with what was read of it.
     Accepted { stream: TcpStream, door: Door, read: Bytes },
     /// A drain has begun; `Shared::drain` says which.

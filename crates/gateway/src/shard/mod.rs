@@ -11,10 +11,12 @@ mod accept;
 mod act;
 pub mod conn;
 mod down;
+mod fanout;
 mod head;
 pub mod id;
 pub mod mail;
 mod read;
+mod rooms;
 mod sweep;
 mod write;
 
@@ -84,6 +86,7 @@ pub struct Shard {
     spare_outboxes: Vec<Box<Outbox>>,
     mail: Vec<Mail>,
     sweeps: Vec<Sweep>,
+    rooms: rooms::LocalRooms,
     /// When the drain closes what is left.
     drain_deadline_ms: Option<u64>,
     late_since_ms: Option<u64>,
@@ -133,6 +136,7 @@ impl Shard {
             spare_outboxes: Vec::new(),
             mail: Vec::new(),
             sweeps: Vec::new(),
+            rooms: rooms::LocalRooms::default(),
             drain_deadline_ms: None,
             late_since_ms: None,
             open: 0,
@@ -167,6 +171,7 @@ impl Shard {
             self.fire_due();
             self.run_sweeps();
             self.read_ready();
+            self.deliver_rooms();
             self.send_up();
             self.flush_all();
             self.judge_lateness(began_ms);
@@ -181,7 +186,9 @@ impl Shard {
             return Duration::ZERO;
         }
         let mut until_ms = self.wheel.next_ms().unwrap_or(u64::MAX);
-        for at_ms in [self.drain_deadline_ms, self.doors_retry_ms()].into_iter().flatten() {
+        for at_ms in
+            [self.drain_deadline_ms, self.doors_retry_ms(), self.rooms_sweep_ms()].into_iter().flatten()
+        {
             until_ms = until_ms.min(at_ms);
         }
         if !self.up.is_empty() {
@@ -231,6 +238,10 @@ impl Shard {
             match item {
                 Mail::Down(message) => self.on_down(message),
                 Mail::Verdict { connection, refresh, judged } => self.on_verdict(connection, refresh, judged),
+                Mail::Room { room, message } => self.on_room_mail(&room, message),
+                Mail::RoomVerdict { connection, request, allowed } => {
+                    self.on_room_verdict(connection, &request, allowed);
+                }
                 Mail::Accepted { stream, door, read } => self.adopt(stream, door, &read),
                 Mail::Drain => self.on_drain(),
                 Mail::CloseWhere { predicate, code, closed } => {
@@ -256,6 +267,7 @@ impl Shard {
             });
             self.act(index);
         }
+        self.sweep_rooms();
         if self.drain_deadline_ms.is_some_and(|at_ms| at_ms <= self.now.mono_ms) {
             self.drain_deadline_ms = None;
             self.sweeps.push(Sweep::drained());
