@@ -116,6 +116,11 @@ pub struct Metrics {
     pub handed_to_http_total: u64,
     /// Events of the router for connections that are gone, or before their turn.
     pub not_here_total: u64,
+    /// TLS handshakes by what became of them; every outcome is listed, none without TLS.
+    pub tls_handshakes_total: Vec<(&'static str, u64)>,
+    /// Those that went on with an earlier session.
+    pub tls_resumed_total: u64,
+    pub tls_handshakes_under_way: u64,
     /// By reason; every reason is listed.
     pub closed_total: Vec<(&'static str, u64)>,
     /// By HTTP status; every status is listed.

@@ -1,14 +1,14 @@
 //! What the shards of one gateway share.
 
 use crate::{
-    config::Config, gate::Gate, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
+    config::Config, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
 };
 use bowline_links::mailbox::Mailbox;
 use bowline_protocol::link::NodeRef;
 use bowline_session::{Now, Rules};
+use bowline_tls::Stream;
 use bytes::Bytes;
 use std::{
-    net::TcpStream,
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Takes over connections of the public port that open no WebSocket, with the bytes that were read.
-pub type Http = Arc<dyn Fn(TcpStream, Bytes) + Send + Sync>;
+pub type Http = Arc<dyn Fn(Stream, Bytes) + Send + Sync>;
 
 /// A drain that has begun.
 #[derive(Debug, Clone)]
@@ -40,6 +40,8 @@ pub struct Shared {
     /// One for each shard.
     pub counters: Box<[Counters]>,
     pub mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+    /// Where the listeners speak TLS.
+    pub handshakes: Option<Arc<Handshakes>>,
     /// The shards have ended, and nobody empties their mailboxes any more.
     pub stopped: AtomicBool,
     last_login: AtomicU64,
@@ -56,6 +58,7 @@ impl Shared {
         judge: Judge,
         gate: Gate,
         mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+        handshakes: Option<Arc<Handshakes>>,
     ) -> Self {
         Self {
             config,
@@ -68,6 +71,7 @@ impl Shared {
             drain: OnceLock::new(),
             counters: mailboxes.iter().map(|_| Counters::default()).collect(),
             mailboxes,
+            handshakes,
             stopped: AtomicBool::new(false),
             last_login: AtomicU64::new(0),
             live: AtomicUsize::new(0),

@@ -1,9 +1,9 @@
 //! One connection as its shard keeps it.
 
+use super::socket::Socket;
 use crate::wire::Transport;
 use bowline_protocol::{tcp, ws};
 use bowline_session::{Outbox, Session, State};
-use mio::net::TcpStream;
 use std::net::IpAddr;
 
 /// How far a connection is, and how its bytes are taken apart.
@@ -30,7 +30,7 @@ pub struct Held {
 }
 
 pub struct Conn {
-    pub socket: TcpStream,
+    pub socket: Socket,
     pub transport: Transport,
     /// The socket may have bytes, or its end, to read.
     pub readable: bool,
@@ -58,7 +58,7 @@ pub struct Conn {
 const _: () = assert!(size_of::<Conn>() <= 168);
 
 impl Conn {
-    pub fn new(socket: TcpStream, stage: Stage, transport: Transport, session: Session) -> Self {
+    pub fn new(socket: Socket, stage: Stage, transport: Transport, session: Session) -> Self {
         Self {
             socket,
             transport,
@@ -76,6 +76,11 @@ impl Conn {
             outbox: None,
             address: None,
         }
+    }
+
+    /// Something is queued, or waits for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.outbox.is_some() || self.socket.unsent_bytes() > 0
     }
 
     /// Bytes wait to be taken apart, here or in the socket.

@@ -162,7 +162,7 @@ impl Shard {
         let Some(conn) = self.conns.at(index).filter(|conn| !conn.seated) else { return Ok(()) };
         let gate = &self.shared.gate;
         let address =
-            if gate.counts_addresses() { conn.socket.peer_addr().ok().map(|a| a.ip()) } else { None };
+            if gate.counts_addresses() { conn.socket.peer_ip() } else { None };
         gate.enter(address, self.shared.clock.micros())?;
         conn.seated = true;
         conn.address = address.map(Box::new);
@@ -208,7 +208,7 @@ impl Shard {
     /// Gives the connection, with what was read of it, to the HTTP server.
     fn hand_over(&mut self, index: u32, read: &[u8]) {
         let Some(mut conn) = self.take_out(index) else { return };
-        if let Err(error) = self.poll.registry().deregister(&mut conn.socket) {
+        if let Err(error) = self.poll.registry().deregister(&mut conn.socket.stream) {
             tracing::warn!(%error, "a connection cannot be handed to the HTTP server and is dropped");
             return;
         }

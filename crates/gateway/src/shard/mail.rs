@@ -1,9 +1,9 @@
 //! What other threads tell a shard.
 
+use super::socket::Socket;
 use bowline_auth::{Fault, Identity};
 use bowline_protocol::{CloseCode, link::Downlink};
 use bytes::Bytes;
-use mio::net::TcpStream;
 use std::sync::{Arc, mpsc};
 
 /// Who is meant by a revocation.
@@ -15,7 +15,7 @@ pub enum Mail {
     /// A verdict that took its time.
     Verdict { connection: u64, refresh: bool, judged: Result<Identity, Fault> },
     /// A connection that was accepted elsewhere, with what was read of it.
-    Accepted { stream: TcpStream, door: Door, read: Bytes },
+    Accepted { socket: Socket, door: Door, read: Bytes },
     /// A drain has begun; `Shared::drain` says which.
     Drain,
     /// Close what the predicate names, and say how many that were.
@@ -29,4 +29,13 @@ pub enum Mail {
 pub enum Door {
     Http,
     Tcp,
+}
+
+impl From<Door> for bowline_tls::Door {
+    fn from(door: Door) -> Self {
+        match door {
+            Door::Http => Self::Http,
+            Door::Tcp => Self::Frames,
+        }
+    }
 }

@@ -15,6 +15,7 @@ mod head;
 pub mod id;
 pub mod mail;
 mod read;
+pub mod socket;
 mod sweep;
 mod write;
 
@@ -231,7 +232,7 @@ impl Shard {
             match item {
                 Mail::Down(message) => self.on_down(message),
                 Mail::Verdict { connection, refresh, judged } => self.on_verdict(connection, refresh, judged),
-                Mail::Accepted { stream, door, read } => self.adopt(stream, door, &read),
+                Mail::Accepted { socket, door, read } => self.adopt(socket, door, &read),
                 Mail::Drain => self.on_drain(),
                 Mail::CloseWhere { predicate, code, closed } => {
                     self.sweeps.push(Sweep::close_where(predicate, code, closed));
@@ -340,7 +341,7 @@ impl Shard {
     fn register(&mut self, index: u32) -> io::Result<()> {
         let Some(conn) = self.conns.at(index) else { return Ok(()) };
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut conn.socket, Token(index as usize), interest)
+        self.poll.registry().register(&mut conn.socket.stream, Token(index as usize), interest)
     }
 }
 

@@ -11,7 +11,8 @@ use bowline_protocol::{
     ws::{self, Message},
 };
 use bowline_session::{Chunk, State};
-use std::io::{self, Read};
+use bowline_tls::Got;
+use std::io;
 
 /// The largest message of the echo.
 const ECHO_BYTES_MAX: usize = 64 << 20;
@@ -58,15 +59,18 @@ impl Shard {
             }
         };
         match got {
-            Ok(0) => {
+            Ok(Got { bytes: 0, raw: 0, .. }) => {
                 conn.readable = false;
                 self.on_peer_ended(index);
             }
-            Ok(count) => {
-                // A short read has emptied the socket, unless its end lies behind.
-                conn.readable = count == READ_BYTES || conn.ending;
-                self.count(Count::BytesIn, count as u64);
-                self.take_apart(index, &mut buffer[..count]);
+            Ok(Got { bytes, raw, more }) => {
+                // The end may lie behind what was read.
+                conn.readable = more || conn.ending;
+                self.count(Count::BytesIn, raw as u64);
+                match bytes {
+                    0 => self.on_part_of_record(index),
+                    _ => self.take_apart(index, &mut buffer[..bytes]),
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => conn.readable = false,
             Err(error) => {
@@ -76,6 +80,16 @@ impl Shard {
             }
         }
         self.buffer = buffer;
+    }
+
+    /// A sign of life, and nothing that can be opened yet.
+    fn on_part_of_record(&mut self, index: u32) {
+        let actions = &mut self.actions;
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            conn.session.on_bytes(cx, actions);
+        });
+        self.plan_flush_queued(index);
+        self.act(index);
     }
 
     fn on_peer_ended(&mut self, index: u32) {
