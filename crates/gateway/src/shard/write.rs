@@ -4,7 +4,7 @@ use super::{SPARE_OUTBOXES, Shard, with};
 use crate::metrics::Count;
 use bowline_session::{Chunk, State};
 use bytes::Bytes;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 
 /// Frames written by one call.
 const FRAMES: usize = 256;
