@@ -34,3 +34,4 @@ mod receipts;
 mod refusals;
 mod third_party;
 mod three_clients;
+mod tls;

@@ -8,12 +8,14 @@ pub mod http;
 pub mod metrics;
 pub mod raw;
 pub mod server;
+pub mod tls;
 pub mod token;
 pub mod tools;
 pub mod wait;
 
 pub use client::{Client, Frame, Login, Transport};
 pub use metrics::Metrics;
+pub use tls::Certificates;
 pub use server::{Server, Setup, bowline};
 pub use wait::{PATIENCE, until};
 
