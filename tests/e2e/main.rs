@@ -19,6 +19,7 @@ mod backpressure;
 mod bad_input;
 mod churn;
 mod cli;
+mod compression;
 mod connect;
 mod conversations;
 mod crash;

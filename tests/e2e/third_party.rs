@@ -46,7 +46,7 @@ fn run(mut command: Command) -> (Option<i32>, String) {
 }
 
 /// Runs a suite of clients in another language and checks its closing line.
-fn suite(mut command: Command, server: &Server, least: u32) {
+pub fn suite(mut command: Command, server: &Server, least: u32) {
     let users = ["alice", "bob", "carol", "dave", "erin", "frank", "gina", "hank"];
     let tokens: serde_json::Map<_, _> =
         users.iter().map(|user| (user.to_string(), json!(token::of(user)))).collect();

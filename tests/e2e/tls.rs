@@ -39,9 +39,8 @@ fn probe(address: SocketAddr, certificates: &Certificates, options: &[&str]) -> 
     command.arg(address.to_string()).arg(certificates.ca()).args(options);
     let output = command.output().expect("Python can be run");
     let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&text).unwrap_or_else(|error| {
-        panic!("{error} in {text:?}: {}", String::from_utf8_lossy(&output.stderr))
-    })
+    serde_json::from_str(&text)
+        .unwrap_or_else(|error| panic!("{error} in {text:?}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
 fn handshakes(server: &Server, outcome: &str) -> f64 {
@@ -229,7 +228,8 @@ fn ask(stream: &mut TcpStream, request: &str) -> String {
         let count = stream.read(&mut buffer).expect("the connection is open");
         text.push_str(&String::from_utf8_lossy(&buffer[..count]));
         let (head, body) = text.split_once("\r\n\r\n")?;
-        let length = head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        let length =
+            head.lines().find_map(|line| line.to_lowercase().strip_prefix("content-length: ")?.parse().ok());
         (body.len() >= length.unwrap_or(0)).then_some(())
     });
     text
@@ -287,7 +287,10 @@ fn the_command_line_speaks_tls() {
     let (certificates, server) = start();
     let ca = certificates.ca().to_string_lossy().into_owned();
     let token = bowline_tests::token::of("alice");
-    let urls = [format!("wss://localhost:{}/ws", server.listeners().ws.port()), format!("tls://{}", server.listeners().tcp)];
+    let urls = [
+        format!("wss://localhost:{}/ws", server.listeners().ws.port()),
+        format!("tls://{}", server.listeners().tcp),
+    ];
     for url in &urls {
         let chat = ["chat", "--user", "alice", "--to", "bob", "--url", url, "--token", &token];
         let ended = bowline(&[&chat[..], &["--ca", &ca]].concat());

@@ -15,8 +15,8 @@ pub mod wait;
 
 pub use client::{Client, Frame, Login, Transport};
 pub use metrics::Metrics;
-pub use tls::Certificates;
 pub use server::{Server, Setup, bowline};
+pub use tls::Certificates;
 pub use wait::{PATIENCE, until};
 
 /// Tests that load the machine take turns, so that they do not slow each other beyond their limits.

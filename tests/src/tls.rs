@@ -115,7 +115,6 @@ impl Tunnel {
         });
         Self { address, is_over }
     }
-
 }
 
 impl Drop for Tunnel {

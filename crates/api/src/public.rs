@@ -19,13 +19,13 @@ use axum::{
     routing::{get, post},
 };
 use bowline_auth::{Fault, Identity, Question, Verifier};
-use bowline_tls::Stream;
 use bowline_protocol::{
     DeviceId, ErrorCode, Millis, UserId,
     frame::ServerFrame,
     ids::DeviceClass,
     link::{Answer, Request, Send as SendMessage},
 };
+use bowline_tls::Stream;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use hyper::{

@@ -65,7 +65,9 @@ impl Config {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("{0:?} is no address of a server; write ws://host:port/ws or tcp://host:port, with TLS wss:// or tls://")]
+    #[error(
+        "{0:?} is no address of a server; write ws://host:port/ws or tcp://host:port, with TLS wss:// or tls://"
+    )]
     Url(String),
     #[error(transparent)]
     Trust(#[from] TrustError),

@@ -49,6 +49,8 @@ pub struct Config {
     /// Requests per second of one connection; 0 is no limit.
     pub frames_per_second: u32,
     pub same_device: SameDevice,
+    /// Whether permessage-deflate is taken when a WebSocket client offers it.
+    pub compression: bool,
     /// The certificate chain and its key, PEM; with them both listeners speak TLS only.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
@@ -80,6 +82,7 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             frames_per_second: 0,
             same_device: SameDevice::Replace,
+            compression: false,
             tls_cert: None,
             tls_key: None,
         }

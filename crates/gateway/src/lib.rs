@@ -43,7 +43,9 @@ pub enum Error {
     Shard { shard: usize, source: std::io::Error },
     #[error("gateway.tls.{}: {}", .0.part().as_str(), .0)]
     Tls(bowline_tls::Error),
-    #[error("cannot start the threads of TLS handshakes: {0}; the limits on threads and open files may be too low")]
+    #[error(
+        "cannot start the threads of TLS handshakes: {0}; the limits on threads and open files may be too low"
+    )]
     Handshakes(std::io::Error),
 }
 

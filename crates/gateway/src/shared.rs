@@ -1,7 +1,8 @@
 //! What the shards of one gateway share.
 
 use crate::{
-    config::Config, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
+    config::Config, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters, registry::Registry,
+    shard::mail::Mail,
 };
 use bowline_links::mailbox::Mailbox;
 use bowline_protocol::link::NodeRef;

@@ -172,7 +172,8 @@ fn bytes(count: usize) -> Vec<u8> {
 #[test]
 fn bytes_arrive_both_ways_however_they_are_cut() {
     let files = Files::new();
-    for (piece, buffer_bytes) in [(1, 7), (3, 64 << 10), (1000, 100), (usize::MAX, 64 << 10), (usize::MAX, 1)] {
+    for (piece, buffer_bytes) in [(1, 7), (3, 64 << 10), (1000, 100), (usize::MAX, 64 << 10), (usize::MAX, 1)]
+    {
         let mut pair = Pair::new(&files, Door::Http, piece).open();
         assert_eq!(pair.client.protocol_version(), Some(ProtocolVersion::TLSv1_3));
         assert_eq!(pair.server.unsent_bytes(), 0);

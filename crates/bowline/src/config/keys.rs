@@ -120,7 +120,7 @@ pub const KEYS: &[Key] = &[
     key("gateway.allowed_origins", List, Some("[]"), "The values of `Origin` that browsers may connect from, such as `https://example.com`", "empty: all", Works),
     key("gateway.tls.cert", Text, None, "The file with the certificate chain, PEM, the server's own first. With it and its key both listeners for clients speak TLS 1.3 only; SIGHUP reads both again", "not set: no TLS", Works),
     key("gateway.tls.key", Text, None, "The file with the private key, PEM, without a passphrase", "not set: no TLS", Works),
-    key("gateway.compression", Bool, Some("false"), "permessage-deflate on WebSocket connections", "", Only(&["false"])),
+    key("gateway.compression", Bool, Some("false"), "Whether permessage-deflate is taken when a WebSocket client offers it; without context takeover, so that a connection costs no memory for it", "", Works),
     key("gateway.echo_path", Path, None, "A WebSocket path that echoes, for conformance suites; without authentication", "not set: off", Works),
     key("gateway.frames_per_second", count(0, 1_000_000), Some("0"), "Frames taken from one connection in a second; further ones are answered `rate_limited`", "0: no limit", Works),
     key("gateway.same_device", Choice(&["replace", "refuse", "allow"]), Some(r#""replace""#), "What happens when a device logs in that is connected: the old connection ends, the new one is refused, or both stay", "", Works),

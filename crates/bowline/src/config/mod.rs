@@ -212,6 +212,10 @@ impl Settings {
         self.text(path).map(str::to_owned)
     }
 
+    fn bool(&self, path: &str) -> bool {
+        matches!(self.setting(path), Some(Setting { value: Value::Bool(true), .. }))
+    }
+
     fn list(&self, path: &str) -> &[String] {
         match self.setting(path) {
             Some(Setting { value: Value::List(items), .. }) => items,
@@ -282,6 +286,7 @@ impl Settings {
                 allowed_origins: self.list("gateway.allowed_origins").to_vec(),
                 echo_path: self.owned("gateway.echo_path"),
                 frames_per_second: self.int("gateway.frames_per_second"),
+                compression: self.bool("gateway.compression"),
                 tls_cert: self.owned("gateway.tls.cert").map(PathBuf::from),
                 tls_key: self.owned("gateway.tls.key").map(PathBuf::from),
                 same_device: match self.text("gateway.same_device") {

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     judge,
     metrics::Count,
-    wire::{Transport, encode},
+    wire::{Shared, Transport, encode},
 };
 use bowline_auth::{Fault, Identity, Question, Reply};
 use bowline_protocol::{CloseCode, DeviceId, ServerFrame, ws, ws::handshake::Refused};
@@ -48,7 +48,8 @@ impl Shard {
                 self.tell_router(index, login, event);
             }
             Action::Send(frame) => {
-                let bytes = encode(&frame, conn.transport);
+                let mut shared = Shared::new(&frame);
+                let bytes = shared.bytes(conn.transport, conn.window_bits, &mut self.deflater);
                 self.queue(index, bytes, false);
             }
             Action::Ping => self.ping(index),

@@ -2,9 +2,12 @@
 
 use super::socket::Socket;
 use crate::wire::Transport;
-use bowline_protocol::{tcp, ws};
+use bowline_protocol::{
+    tcp,
+    ws::{self, deflate::Agreed},
+};
 use bowline_session::{Outbox, Session, State};
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU8};
 
 /// How far a connection is, and how its bytes are taken apart.
 pub enum Stage {
@@ -22,6 +25,7 @@ pub enum Stage {
 pub struct Upgrade {
     pub accept: [u8; 28],
     pub subprotocol: bool,
+    pub deflate: Option<Agreed>,
 }
 
 /// Bytes that were read and not taken apart yet.
@@ -47,6 +51,8 @@ pub struct Conn {
     /// It counts among the live sessions.
     pub live: bool,
     pub output_ended: bool,
+    /// What its messages are compressed with, in bits; none means as they are.
+    pub window_bits: Option<NonZeroU8>,
     pub stage: Stage,
     pub session: Session,
     pub held: Option<Box<Held>>,
@@ -70,6 +76,7 @@ impl Conn {
             seated: false,
             live: false,
             output_ended: false,
+            window_bits: None,
             stage,
             session,
             held: None,

@@ -26,7 +26,10 @@ use crate::{
     wheel::Wheel,
 };
 use bowline_links::Uplinks;
-use bowline_protocol::link::{ConnRef, Up, Uplink};
+use bowline_protocol::{
+    link::{ConnRef, Up, Uplink},
+    ws::deflate::{Deflater, Inflater},
+};
 use bowline_session::{Action, Context, Fresh, Now, Outbox};
 use conn::Conn;
 use down::Early;
@@ -67,6 +70,8 @@ pub struct Shard {
     wheel: Wheel,
     now: Now,
     buffer: Vec<u8>,
+    deflater: Deflater,
+    inflater: Inflater,
     /// Connections with something to read, and those that wait for the router.
     to_read: Vec<u32>,
     stalled: Vec<u32>,
@@ -123,6 +128,8 @@ impl Shard {
             wheel: Wheel::new(now.mono_ms),
             now,
             buffer: vec![0; READ_BYTES],
+            deflater: Deflater::default(),
+            inflater: Inflater::default(),
             to_read: Vec::new(),
             stalled: Vec::new(),
             to_flush: Vec::new(),

@@ -4,7 +4,7 @@
 //! server may ask for whatever the client has offered (7.1.1). So a connection has no state of its own, however many
 //! there are, and one [`Deflater`] and one [`Inflater`] serve a whole thread.
 
-use super::Fault;
+use super::{Fault, Message};
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
 /// What ends every compressed message and is not sent (7.2.1).
@@ -146,6 +146,16 @@ pub struct Inflater {
 }
 
 impl Inflater {
+    /// What a compressed message says.
+    pub fn open(&mut self, is_text: bool, payload: &[u8], max: usize) -> Result<Message<'_>, Fault> {
+        let message = self.inflate(payload, max)?;
+        match is_text {
+            true if simdutf8::basic::from_utf8(message).is_err() => Err(Fault::Utf8),
+            true => Ok(Message::Text(message)),
+            false => Ok(Message::Binary(message)),
+        }
+    }
+
     /// The message of at most `max` bytes; however it is compressed, no more are ever made of it.
     pub fn inflate(&mut self, payload: &[u8], max: usize) -> Result<&[u8], Fault> {
         let stream = self.stream.get_or_insert_with(|| Box::new(Decompress::new(false)));
