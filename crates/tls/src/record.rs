@@ -284,6 +284,14 @@ impl Tls {
     }
 }
 
+#[cfg(test)]
+impl Tls {
+    /// What its buffers take.
+    pub fn kept_bytes(&self) -> usize {
+        self.partial.capacity() + self.plain.capacity() + self.unsent.capacity()
+    }
+}
+
 struct Opened {
     /// How many bytes of the records are done with.
     used: usize,
