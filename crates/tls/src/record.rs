@@ -56,10 +56,12 @@ pub struct Tls {
     /// Records that the socket has not taken, from `unsent_at` on.
     unsent: Vec<u8>,
     unsent_at: usize,
-    is_open: bool,
+    pub(crate) is_open: bool,
     /// The other side has said that nothing more comes, or its end of the socket is closed.
     has_ended: bool,
     has_closed: bool,
+    /// rustls has found a fault. What it holds then no longer fits what is kept here, so it is asked nothing more.
+    has_failed: bool,
 }
 
 /// What is to be said once the handshake is done.
@@ -82,6 +84,7 @@ impl Tls {
             is_open: false,
             has_ended: false,
             has_closed: false,
+            has_failed: false,
         })
     }
 
@@ -125,6 +128,9 @@ impl Tls {
     }
 
     fn read_records(&mut self, io: &mut (impl Read + Write), out: &mut [u8]) -> io::Result<Got> {
+        if self.has_failed {
+            return Err(failed());
+        }
         BUFFERS.with_borrow_mut(|buffers| {
             let records = &mut buffers.records;
             records.resize(RECORDS_BYTES, 0);
@@ -160,6 +166,7 @@ impl Tls {
             let opened = match opened {
                 Ok(opened) => opened,
                 Err(error) => {
+                    self.has_failed = true;
                     // The alert, if it can be told at once.
                     let _gone = self.flush(io);
                     return Err(error);
@@ -190,6 +197,9 @@ impl Tls {
     }
 
     pub fn write_vectored(&mut self, io: &mut impl Write, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.has_closed {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         if !self.flush(io)? {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -217,7 +227,7 @@ impl Tls {
 
     /// Says `close_notify`; the other direction stays open.
     pub fn close(&mut self, io: &mut impl Write) -> io::Result<()> {
-        if !self.is_open || std::mem::replace(&mut self.has_closed, true) {
+        if !self.is_open || self.has_failed || std::mem::replace(&mut self.has_closed, true) {
             return Ok(());
         }
         let is_free = self.flush(io)?;
@@ -253,9 +263,14 @@ impl Tls {
     }
 
     fn seal_into(&mut self, sealed: &mut Vec<u8>, wish: Wish<'_>) -> io::Result<()> {
+        if self.has_failed {
+            return Err(failed());
+        }
         let plain = &mut self.plain;
-        let opened =
-            advance(&mut self.conn, &mut self.partial, sealed, |data| plain.extend_from_slice(data), wish)?;
+        let take = |data: &[u8]| plain.extend_from_slice(data);
+        let opened = advance(&mut self.conn, &mut self.partial, sealed, take, wish);
+        self.has_failed = opened.is_err();
+        let opened = opened?;
         self.has_ended |= opened.has_ended;
         self.partial.drain(..opened.used);
         Ok(())
@@ -315,6 +330,7 @@ fn advance(
         let state = match state {
             Ok(state) => state,
             Err(error) => {
+                opened.used += discard;
                 say_alert(conn, &mut records[opened.used..], sealed);
                 return Err(invalid(error));
             }
@@ -400,6 +416,10 @@ fn say_alert(conn: &mut UnbufferedServerConnection, records: &mut [u8], sealed: 
     if let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state {
         let _nothing = encode(&mut data, sealed);
     }
+}
+
+fn failed() -> io::Error {
+    invalid("the connection has failed before")
 }
 
 fn invalid(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

@@ -321,6 +321,69 @@ fn a_broken_record_is_told_by_an_alert() {
         pair.client.process_new_packets(),
         Err(rustls::Error::AlertReceived(rustls::AlertDescription::BadRecordMac))
     ));
+    // From here on nothing is read or said.
+    pair.wire.to_server.extend([23, 3, 3, 0, 1, 0]);
+    assert!(pair.server.read(&mut pair.wire, &mut [0; 100]).is_err());
+    assert!(pair.server.write(&mut pair.wire, b"hello").is_err());
+    pair.server.close(&mut pair.wire).unwrap();
+    assert!(pair.wire.to_client.is_empty());
+}
+
+/// Bytes of a client changed at random, in the handshake and behind it, between all that an owner may do meanwhile.
+#[test]
+fn whatever_a_client_sends_ends_its_connection_at_worst() {
+    let files = Files::new();
+    let acceptor = files.acceptor();
+    let mut state = 0x2545_f491_u32;
+    let mut next = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as usize % below.max(1)
+    };
+    let mut opened = 0;
+    for _ in 0..400 {
+        let mut pair = Pair::of(files.client(), acceptor.accept(Door::Http).unwrap(), 1 + next(3000));
+        let harm_from = next(12);
+        for step in 0..16 {
+            if step % 3 == 0 && !pair.client.is_handshaking() {
+                let _closed = pair.client.writer().write(&vec![7; next(5000)]);
+                if next(4) == 0 {
+                    let _closed = pair.client.refresh_traffic_keys();
+                }
+            }
+            while pair.client.wants_write() {
+                pair.client.write_tls(&mut pair.wire.to_server).unwrap();
+            }
+            if step >= harm_from && next(3) == 0 {
+                let at = next(pair.wire.to_server.len());
+                match next(3) {
+                    0 => pair.wire.to_server.truncate(at),
+                    1 => pair.wire.to_server.extend((0..40).map(|_| next(256) as u8)),
+                    _ => {
+                        pair.wire.to_server.iter_mut().skip(at).take(1).for_each(|byte| *byte ^= 1 << next(8))
+                    }
+                }
+            }
+            if !pair.server.handshake(&mut pair.wire).unwrap_or(false) && !pair.server.is_open {
+                continue;
+            }
+            opened += 1;
+            let _may_fail = pair.server.read(&mut pair.wire, &mut vec![0; 1 + next(4000)]);
+            let _may_fail = pair.server.write(&mut pair.wire, &vec![8; next(40_000)]);
+            if next(20) == 0 {
+                let _may_fail = pair.server.close(&mut pair.wire);
+            }
+            while !pair.wire.to_client.is_empty() && pair.client.read_tls(&mut pair.wire.to_client).is_ok() {
+                if pair.client.process_new_packets().is_err() {
+                    break;
+                }
+                let _nothing_yet = pair.client.reader().read(&mut [0; 50_000]);
+            }
+            pair.wire.to_client.clear();
+        }
+    }
+    assert!(opened > 500, "only {opened} turns came behind the handshake");
 }
 
 #[test]
