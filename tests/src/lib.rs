@@ -11,6 +11,7 @@ pub mod raw;
 pub mod rolling;
 pub mod server;
 pub mod soak;
+pub mod tls;
 pub mod token;
 pub mod tools;
 pub mod wait;
@@ -18,6 +19,7 @@ pub mod wait;
 pub use client::{Client, Frame, Login, Transport};
 pub use metrics::Metrics;
 pub use server::{Server, Setup, bowline};
+pub use tls::Certificates;
 pub use wait::{PATIENCE, until};
 
 /// Tests that load the machine take turns, so that they do not slow each other beyond their limits.

@@ -6,6 +6,7 @@
 
 mod answer;
 mod body;
+mod connection;
 mod end;
 mod message;
 pub mod public;

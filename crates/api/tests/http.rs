@@ -609,6 +609,7 @@ fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server 
             advertised_tcp: Some("tcp://a.example:81".into()),
             ws: "0.0.0.0:80".parse().unwrap(),
             tcp: Some("127.0.0.1:81".parse().unwrap()),
+            tls: false,
         },
     };
     let verifier = Arc::new(Verifier::with_secret(SECRET));
@@ -864,7 +865,7 @@ async fn a_web_socket_on_a_kept_connection_goes_back_to_the_gateway() {
     let rig = Rig::start().await;
     let server = public_server(&rig, &[], true);
     let (sender, receiver) = std::sync::mpsc::channel();
-    server.hand_back(move |stream, read| sender.send((stream, read)).unwrap());
+    server.hand_back(move |stream, read| sender.send((stream.socket, read)).unwrap());
     let upgrade = "GET /ws?token=x HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: WebSocket\r\n\r\n";
     let mut client = connect(&server).await;
     // The first request was seen by a shard: whatever it says, it is answered here.

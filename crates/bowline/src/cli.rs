@@ -7,6 +7,7 @@ use crate::{
     errors, metrics, serve, token,
 };
 use anyhow::Context;
+use bowline_client::Trust;
 use bowline_store::sqlite::{self, BackupError};
 use clap::{Args, Parser, Subcommand};
 use std::{
@@ -156,9 +157,13 @@ struct ChatArgs {
 /// Which server clients connect to.
 #[derive(Args)]
 struct PublicArgs {
-    /// ws://host:port/ws or tcp://host:port [default: the WebSocket listener of the configuration]
+    /// ws://host:port/ws or tcp://host:port, with TLS wss:// or tls:// [default: the WebSocket listener of the
+    /// configuration]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// PEM file with the issuers to trust instead of the system's, for wss:// and tls://
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
     /// Token of the user [default: a demo token of the server at --url, where it gives them; else signed with the
     /// secret of the configuration or of the data directory]
     #[arg(long, value_name = "T")]
@@ -300,6 +305,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             let tokens = args.public.tokens()?;
             let token = tokens(&args.user).map_err(Failure::Failed)?;
             let mut client = bowline_client::Config::with_token(&args.public.url()?, &token);
+            client.trust = args.public.trust()?;
             client.settings.device_id = args.device;
             client.settings.device_class = Some("desktop".into());
             let ChatArgs { user, to, conversation, room, .. } = args;
@@ -327,6 +333,7 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
     let report = bench::run(bench::Options {
         scenario: args.scenario,
         url: args.public.url()?,
+        trust: args.public.trust()?,
         connections: args.connections,
         duration: args.duration,
         rate: args.rate,
@@ -409,9 +416,15 @@ impl PublicArgs {
             Some(url) => Ok(url.clone()),
             None => {
                 let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
-                Ok(format!("ws://{}{}", config.gateway.listen, config.gateway.ws_path))
+                let scheme = if config.gateway.tls_cert.is_some() { "wss" } else { "ws" };
+                Ok(format!("{scheme}://{}{}", config.gateway.listen, config.gateway.ws_path))
             }
         }
+    }
+
+    /// Whose certificates are taken for good; `None`: those that the system trusts.
+    fn trust(&self) -> Result<Option<Trust>, Failure> {
+        self.ca.as_deref().map(Trust::file).transpose().map_err(|error| Failure::Usage(error.into()))
     }
 
     /// Makes tokens for users: the one that was given, or signed ones.
@@ -423,9 +436,10 @@ impl PublicArgs {
         // A server that is only named by its address may give demo tokens; its secret is not known here.
         let is_only_named = self.url.is_some() && self.config.data.is_none() && !config.auth.has_key();
         if let (true, Some(url)) = (is_only_named, self.url.clone())
-            && token::demo(&url, "bowline").is_ok()
+            && token::demo(&url, "bowline", self.ca.as_deref()).is_ok()
         {
-            return Ok(Arc::new(move |user| token::demo(&url, user)));
+            let ca = self.ca.clone();
+            return Ok(Arc::new(move |user| token::demo(&url, user, ca.as_deref())));
         }
         let signer = token::Signer::for_config(&config)?;
         Ok(Arc::new(move |user| signer.sign(&bowline_protocol::UserId::parse(user)?, None, TOKEN_TTL)))

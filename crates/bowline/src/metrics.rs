@@ -41,6 +41,7 @@ pub fn reference() -> Result<String, fmt::Error> {
     let snapshot = Snapshot {
         gateway: bowline_gateway::Metrics {
             closed_total: vec![("bye", 0)],
+            tls_handshakes_total: vec![("done", 0)],
             handshake_refused_total: vec![(401, 0)],
             ingress_failures_total: vec![("msg.send", "conflict", 0)],
             ..Default::default()
@@ -131,6 +132,22 @@ impl Snapshot {
             "bowline_gateway_http_connections",
             "Connections handed to the HTTP server",
             gateway.handed_to_http_total,
+        )?;
+        out.counters(
+            "bowline_gateway_tls_handshakes",
+            "TLS handshakes, by what became of them",
+            "outcome",
+            &gateway.tls_handshakes_total,
+        )?;
+        out.counter(
+            "bowline_gateway_tls_resumed",
+            "TLS handshakes that went on with an earlier session",
+            gateway.tls_resumed_total,
+        )?;
+        out.gauge(
+            "bowline_gateway_tls_handshakes_under_way",
+            "TLS handshakes that are not done",
+            gateway.tls_handshakes_under_way,
         )?;
         out.counter(
             "bowline_gateway_not_here",

@@ -87,6 +87,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
                 advertised_tcp: config.node.advertise_tcp.clone(),
                 ws: bound.addresses().ws,
                 tcp: bound.addresses().tcp,
+                tls: config.gateway.tls_cert.is_some(),
             },
             demo_tokens: keys.generated.is_some().then(|| keeper.clone() as Arc<dyn Access>),
         },
@@ -133,7 +134,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let ended = stop::run(
         &mut events,
         Stopping {
-            reload: &|| keys.reload(&config, &verifier),
+            reload: &|| {
+                keys.reload(&config, &verifier);
+                reload_certificate(&gateway);
+            },
             drain: &|reason| gateway.drain(reason),
             remaining: &|| gateway.remaining() as u64,
             time_left: &|| {
@@ -296,13 +300,31 @@ fn serve_api(
     Ok(())
 }
 
+/// New connections get what the files hold now; a server without TLS has nothing to read.
+fn reload_certificate(gateway: &bowline_gateway::Handle) {
+    if !gateway.speaks_tls() {
+        return;
+    }
+    match gateway.reload_certificate() {
+        Ok(()) => tracing::info!("SIGHUP: certificate and key are read again; new connections get them"),
+        Err(error) => tracing::error!(
+            cause = %error,
+            "SIGHUP: the certificate stays as it was; put the files right and send the signal again"
+        ),
+    }
+}
+
 fn log_gateway(control: &Node, config: &Config) {
     let addresses = control.gateway.addresses();
     let NodeRef { node_id, boot_id } = &*control.node;
     tracing::info!(%node_id, %boot_id, "node");
-    tracing::info!("WebSocket listens on ws://{}{}", addresses.ws, config.gateway.ws_path);
-    tracing::info!("HTTP and the demo page listen on http://{}/", addresses.ws);
+    let (ws, http, tcp_scheme) = match control.gateway.speaks_tls() {
+        true => ("wss", "https", "tls"),
+        false => ("ws", "http", "tcp"),
+    };
+    tracing::info!("WebSocket listens on {ws}://{}{}", addresses.ws, config.gateway.ws_path);
+    tracing::info!("HTTP and the demo page listen on {http}://{}/", addresses.ws);
     if let Some(tcp) = addresses.tcp {
-        tracing::info!("TCP listens on tcp://{tcp}");
+        tracing::info!("TCP listens on {tcp_scheme}://{tcp}");
     }
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow};
 use bowline_api::NewToken;
 use bowline_auth::{Claims, SessionMode, mint};
 use bowline_protocol::{DeviceId, Millis, UserId};
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 /// Who signs tokens where Bowline can only judge them.
 pub fn cannot_sign(auth: &Auth) -> String {
@@ -89,16 +89,25 @@ impl Signer {
 const DEMO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A demo token of the server whose WebSocket is at `url`; servers without a configured key give them on loopback.
-pub fn demo(url: &str, user: &str) -> anyhow::Result<String> {
-    let authority = url.strip_prefix("ws://").and_then(|rest| rest.split('/').next());
-    let authority = authority.with_context(|| format!("{url} is no WebSocket address"))?;
-    let ask = format!("http://{authority}/demo/token");
+/// `ca` is the file whose issuers are trusted, beside those of the system.
+pub fn demo(url: &str, user: &str, ca: Option<&Path>) -> anyhow::Result<String> {
+    let schemes = [("ws://", "http"), ("wss://", "https")];
+    let mut found = schemes.iter().filter_map(|(ws, http)| Some((http, url.strip_prefix(ws)?)));
+    let (scheme, rest) = found.next().with_context(|| format!("{url} is no WebSocket address"))?;
+    let ask = format!("{scheme}://{}/demo/token", rest.split('/').next().unwrap_or_default());
+    let trusted = match ca {
+        Some(path) => {
+            let text = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+            reqwest::Certificate::from_pem_bundle(&text)?
+        }
+        None => Vec::new(),
+    };
     let body = serde_json::json!({ "user": user }).to_string();
     // Called from asynchronous code as well, which must not be blocked by a second runtime on its thread.
     let asked = std::thread::spawn(move || -> anyhow::Result<String> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).build()?;
+            let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).tls_certs_merge(trusted).build()?;
             let request = client.post(ask).header("content-type", "application/json").body(body);
             Ok(request.send().await?.error_for_status()?.text().await?)
         })

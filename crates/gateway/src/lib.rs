@@ -11,6 +11,7 @@
 mod config;
 mod gate;
 mod handle;
+mod handshakes;
 mod judge;
 mod listen;
 mod metrics;
@@ -42,6 +43,12 @@ pub enum Error {
     Listen { key: &'static str, address: std::net::SocketAddr, source: std::io::Error },
     #[error("cannot start shard {shard}: {source}; the limits on threads and open files may be too low")]
     Shard { shard: usize, source: std::io::Error },
+    #[error("gateway.tls.{}: {}", .0.part().as_str(), .0)]
+    Tls(bowline_tls::Error),
+    #[error(
+        "cannot start the threads of TLS handshakes: {0}; the limits on threads and open files may be too low"
+    )]
+    Handshakes(std::io::Error),
 }
 
 fn advice(error: &std::io::Error) -> &'static str {

@@ -126,6 +126,11 @@ pub struct Metrics {
     /// Messages of rooms, and how many members they were written or queued for.
     pub rooms_published_total: u64,
     pub rooms_deliveries_total: u64,
+    /// TLS handshakes by what became of them; every outcome is listed, none without TLS.
+    pub tls_handshakes_total: Vec<(&'static str, u64)>,
+    /// Those that went on with an earlier session.
+    pub tls_resumed_total: u64,
+    pub tls_handshakes_under_way: u64,
     /// By reason; every reason is listed.
     pub closed_total: Vec<(&'static str, u64)>,
     /// By HTTP status; every status is listed.

@@ -14,6 +14,7 @@ pub async fn open(options: &Options, number: usize) -> anyhow::Result<(Client, E
     let user = format!("u{number}");
     let mut config = Config::with_token(&options.url, &(options.tokens)(&user)?);
     config.settings.device_id = Some("bench".into());
+    config.trust = options.trust.clone();
     let began = Instant::now();
     let (client, mut events) = bowline_client::connect(config)?;
     loop {

@@ -12,6 +12,7 @@ pub use report::Report;
 use server::Usage;
 
 use anyhow::{Context, bail};
+use bowline_client::Trust;
 use std::{sync::Arc, time::Duration};
 
 /// Users are named by number; each has a device `bench`.
@@ -29,6 +30,8 @@ pub enum Scenario {
 pub struct Options {
     pub scenario: Scenario,
     pub url: String,
+    /// `None`: the issuers that the system trusts.
+    pub trust: Option<Trust>,
     pub connections: usize,
     pub duration: Duration,
     /// Messages a second in all; none is a closed loop with one message under way for each connection.
@@ -39,7 +42,11 @@ pub struct Options {
     pub quiet: bool,
 }
 
-pub fn run(options: Options) -> anyhow::Result<Report> {
+pub fn run(mut options: Options) -> anyhow::Result<Report> {
+    if options.trust.is_none() && ["wss:", "tls:"].iter().any(|scheme| options.url.starts_with(scheme)) {
+        // Once for all connections.
+        options.trust = Some(Trust::system()?);
+    }
     if options.connections < 2 {
         bail!("--connections {} is too few; it takes 2 or more", options.connections);
     }

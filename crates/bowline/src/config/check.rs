@@ -41,7 +41,7 @@ pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
     }
     check_node(settings)?;
     check_advertised(settings, "node.advertise_ws", &["ws", "wss"])?;
-    check_advertised(settings, "node.advertise_tcp", &["tcp"])?;
+    check_advertised(settings, "node.advertise_tcp", &["tcp", "tls"])?;
     check_exposure(settings, config)?;
     check_rooms(settings, config)?;
     config.gateway.check()?;

@@ -219,6 +219,10 @@ impl Settings {
         self.text(path).map(str::to_owned)
     }
 
+    fn bool(&self, path: &str) -> bool {
+        matches!(self.setting(path), Some(Setting { value: Value::Bool(true), .. }))
+    }
+
     fn list(&self, path: &str) -> &[String] {
         match self.setting(path) {
             Some(Setting { value: Value::List(items), .. }) => items,
@@ -251,15 +255,19 @@ impl Settings {
     pub fn config(&self) -> Result<(Config, Vec<Note>), Error> {
         use bowline_gateway::{RoomJoin, RoomLimits};
         use bowline_protocol::link::SameDevice;
+        let (ws_scheme, tcp_scheme) = match self.text("gateway.tls.cert") {
+            Some(_) => ("wss", "tls"),
+            None => ("ws", "tcp"),
+        };
         let config = Config {
             node: Node {
                 id: self.owned("node.id"),
                 advertise_ws: self.text("node.advertise_ws").map(|text| {
-                    check::with_scheme(text, "ws", self.text("gateway.ws_path").unwrap_or_default())
+                    check::with_scheme(text, ws_scheme, self.text("gateway.ws_path").unwrap_or_default())
                 }),
                 advertise_tcp: self
                     .text("node.advertise_tcp")
-                    .map(|text| check::with_scheme(text, "tcp", "")),
+                    .map(|text| check::with_scheme(text, tcp_scheme, "")),
                 has_api: self.list("node.roles").iter().any(|role| role == "api"),
                 data: PathBuf::from(self.text("node.data").unwrap_or_default()),
             },
@@ -286,6 +294,9 @@ impl Settings {
                 allowed_origins: self.list("gateway.allowed_origins").to_vec(),
                 echo_path: self.owned("gateway.echo_path"),
                 frames_per_second: self.int("gateway.frames_per_second"),
+                compression: self.bool("gateway.compression"),
+                tls_cert: self.owned("gateway.tls.cert").map(PathBuf::from),
+                tls_key: self.owned("gateway.tls.key").map(PathBuf::from),
                 same_device: match self.text("gateway.same_device") {
                     Some("refuse") => SameDevice::Refuse,
                     Some("allow") => SameDevice::Allow,

@@ -107,8 +107,9 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["node.id=a:b"], &["node.id", "1 to 64 bytes"]),
         ("", &[], &["coordination.kind=redis"], &["coordination.kind = \"redis\"", "possible: memory"]),
         ("", &[], &["links.uplink=kafka"], &["links.uplink = \"kafka\"", "possible: local"]),
-        ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.cert", "leave it unset"]),
-        ("", &[], &["gateway.compression=true"], &["gateway.compression = true", "possible: false"]),
+        ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.key", "takes both"]),
+        ("", &[], &["gateway.tls.key=/x.pem"], &["gateway.tls.cert", "takes both"]),
+        ("", &[], &["store.retention_ms=1"], &["store.retention_ms = 1", "possible: 0"]),
         ("", &[], &["auth.jwks_url=ftp://x"], &["auth.jwks_url = ftp://x", "http:// or https://"]),
         ("", &[], &["node.advertise_ws=example.com"], &["node.advertise_ws", "host:port, ws://host:port"]),
         ("", &[], &["node.advertise_ws=http://x:1"], &["node.advertise_ws", "wss://host:port"]),
@@ -178,6 +179,10 @@ fn advertised_addresses_become_urls() {
     let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     assert_eq!(config.node.advertise_ws.as_deref(), Some("ws://a.example:80/socket"));
     assert_eq!(config.node.advertise_tcp.as_deref(), Some("tcp://a.example:81"));
+    let tls = ["gateway.tls.cert=a.pem", "gateway.tls.key=b.pem"];
+    let (config, _) = read(None, &[], &[], &[&sets[..], &tls].concat()).unwrap().config().unwrap();
+    assert_eq!(config.node.advertise_ws.as_deref(), Some("wss://a.example:80/socket"));
+    assert_eq!(config.node.advertise_tcp.as_deref(), Some("tls://a.example:81"));
     let sets = ["node.advertise_ws=wss://a.example/ws"];
     let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     assert_eq!(config.node.advertise_ws.as_deref(), Some("wss://a.example/ws"));

@@ -1,10 +1,13 @@
 //! One connection as its shard keeps it.
 
+use super::socket::Socket;
 use crate::wire::Transport;
-use bowline_protocol::{tcp, ws};
+use bowline_protocol::{
+    tcp,
+    ws::{self, deflate::Agreed},
+};
 use bowline_session::{Outbox, Session, State};
-use mio::net::TcpStream;
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU8};
 
 /// A room that a connection is a member of: where its shard has the room, and where the room has the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +40,7 @@ pub enum Stage {
 pub struct Upgrade {
     pub accept: [u8; 28],
     pub subprotocol: bool,
+    pub deflate: Option<Agreed>,
 }
 
 /// Bytes that were read and not taken apart yet.
@@ -45,7 +49,7 @@ pub struct Held {
 }
 
 pub struct Conn {
-    pub socket: TcpStream,
+    pub socket: Socket,
     pub transport: Transport,
     /// The socket may have bytes, or its end, to read.
     pub readable: bool,
@@ -62,6 +66,8 @@ pub struct Conn {
     /// It counts among the live sessions.
     pub live: bool,
     pub output_ended: bool,
+    /// What its messages are compressed with, in bits; none means as they are.
+    pub window_bits: Option<NonZeroU8>,
     pub stage: Stage,
     pub session: Session,
     pub held: Option<Box<Held>>,
@@ -72,7 +78,7 @@ pub struct Conn {
 const _: () = assert!(size_of::<Conn>() <= 168);
 
 impl Conn {
-    pub fn new(socket: TcpStream, stage: Stage, transport: Transport, session: Session) -> Self {
+    pub fn new(socket: Socket, stage: Stage, transport: Transport, session: Session) -> Self {
         Self {
             socket,
             transport,
@@ -84,6 +90,7 @@ impl Conn {
             seated: false,
             live: false,
             output_ended: false,
+            window_bits: None,
             stage,
             session,
             held: None,
@@ -98,6 +105,11 @@ impl Conn {
 
     pub fn memberships(&self) -> &[Membership] {
         self.extras.as_ref().map_or(&[], |extras| &extras.rooms)
+    }
+
+    /// Something is queued, or waits for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.outbox.is_some() || self.socket.unsent_bytes() > 0
     }
 
     /// Bytes wait to be taken apart, here or in the socket.

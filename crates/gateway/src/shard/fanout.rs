@@ -1,7 +1,7 @@
 //! Messages of rooms on their way to the members.
 //!
 //! What a turn of the loop brings for a room is collected and delivered together when everything is read: the frames
-//! stand back to back in one buffer, made once for each transport, and each member gets one write of it, straight from
+//! stand back to back in one buffer, made once for each form (transport, compression, batches), and each member gets one write of it, straight from
 //! here. Only a member whose socket is full, or who has something queued, has them queued: one slice of the same
 //! buffer for each frame, which is what may be dropped as a whole when it turns out too slow. A delivery takes no
 //! memory and no encoding of its own.
@@ -17,9 +17,10 @@ use crate::{
     metrics::Count,
     wire::{Row, Transport},
 };
-use bowline_protocol::{Frame, frame::SERVER_FIELDS_BYTES};
+use bowline_protocol::{Frame, frame::SERVER_FIELDS_BYTES, ws::deflate::Deflater};
 use bowline_rooms::{Message, batch_frame};
-use std::{collections::VecDeque, io::Write};
+use smallvec::SmallVec;
+use std::{collections::VecDeque, num::NonZeroU8};
 
 /// A room with so many bytes to deliver does not wait for the end of the turn.
 const PENDING_BYTES_MAX: usize = 64 << 10;
@@ -75,35 +76,50 @@ impl Pending {
     }
 }
 
+/// The form in which a member gets messages: by transport, compressed or not, batched or not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Form {
+    transport: Transport,
+    window_bits: Option<NonZeroU8>,
+    batched: bool,
+}
+
 /// Messages with consecutive numbers, in the forms in which members get them.
 struct Span<'a> {
     room: &'a str,
     messages: &'a [Message],
     frame_bytes_max: usize,
-    /// By transport, each message a frame; and batched.
-    plain: [Option<Row>; 2],
-    batched: [Option<Row>; 2],
+    /// Made when the first member needs it; nearly everybody has the same.
+    rows: SmallVec<[(Form, Row); 2]>,
 }
 
 impl Span<'_> {
     /// What a member gets: a row, and how many frames of it came before it joined. None when all did.
-    fn row(&mut self, transport: Transport, member: &Member) -> Option<(&Row, usize)> {
+    fn row(&mut self, mut form: Form, member: &Member, deflater: &mut Deflater) -> Option<(&Row, usize)> {
         let first = self.messages.first()?.offset;
         let skip = (member.joined + 1).saturating_sub(first) as usize;
         if skip >= self.messages.len() {
             return None;
         }
-        let at = transport as usize;
-        if member.batch && skip == 0 && self.messages.len() > 1 {
-            if self.batched[at].is_none() {
-                self.batched[at] = Some(Row::new(self.batches().iter(), transport));
+        form.batched &= skip == 0 && self.messages.len() > 1;
+        let at = match self.rows.iter().position(|(other, _)| *other == form) {
+            Some(at) => at,
+            None => {
+                let row = self.make(form, deflater);
+                self.rows.push((form, row));
+                self.rows.len() - 1
             }
-            return Some((self.batched[at].as_ref()?, 0));
+        };
+        // A batch has no part that a member does not get.
+        Some((&self.rows[at].1, if form.batched { 0 } else { skip }))
+    }
+
+    fn make(&self, form: Form, deflater: &mut Deflater) -> Row {
+        if form.batched {
+            return Row::new(self.batches().iter(), form.transport, form.window_bits, deflater);
         }
-        let messages = self.messages;
-        let row = self.plain[at]
-            .get_or_insert_with(|| Row::new(messages.iter().map(|message| &message.frame), transport));
-        Some((row, skip))
+        let frames = self.messages.iter().map(|message| &message.frame);
+        Row::new(frames, form.transport, form.window_bits, deflater)
     }
 
     fn batches(&self) -> Vec<Frame> {
@@ -185,13 +201,14 @@ impl Shard {
             room: &name,
             messages: &messages,
             frame_bytes_max: self.shared.rules.max_frame_bytes + SERVER_FIELDS_BYTES,
-            plain: [None, None],
-            batched: [None, None],
+            rows: SmallVec::new(),
         };
         let (mut bytes, mut frames, mut deliveries) = (0, 0, 0);
         for member in &members {
             let Some(conn) = self.conns.at(member.index) else { continue };
-            let Some((row, skip)) = span.row(conn.transport, member) else { continue };
+            let form =
+                Form { transport: conn.transport, window_bits: conn.window_bits, batched: member.batch };
+            let Some((row, skip)) = span.row(form, member, &mut self.deflater) else { continue };
             let at = row.start(skip);
             let rest = &row.bytes[at..];
             // An outbox is there only while something is queued.
@@ -235,7 +252,8 @@ impl Shard {
     /// Queues what a member has missed.
     pub(super) fn queue_missed(&mut self, index: u32, missed: &[Message]) {
         let Some(conn) = self.conns.at(index).filter(|_| !missed.is_empty()) else { return };
-        let row = Row::new(missed.iter().map(|message| &message.frame), conn.transport);
+        let frames = missed.iter().map(|message| &message.frame);
+        let row = Row::new(frames, conn.transport, conn.window_bits, &mut self.deflater);
         for number in 0..row.frames() {
             self.queue(index, row.frame(number), false);
         }
@@ -283,13 +301,8 @@ mod tests {
     #[test]
     fn who_joined_within_a_span_gets_what_came_after() {
         let all = messages(4);
-        let mut span = Span {
-            room: "r",
-            messages: &all,
-            frame_bytes_max: 1000,
-            plain: [None, None],
-            batched: [None, None],
-        };
+        let mut span = Span { room: "r", messages: &all, frame_bytes_max: 1000, rows: SmallVec::new() };
+        let mut deflater = Deflater::default();
         let rows = [
             (0, false, Some((4, 0))),
             (0, true, Some((1, 0))),
@@ -301,7 +314,8 @@ mod tests {
         ];
         for (joined, batch, expected) in rows {
             let member = Member::rehearsed(joined, batch);
-            let got = span.row(Transport::Tcp, &member).map(|(row, skip)| (row.frames(), skip));
+            let form = Form { transport: Transport::Tcp, window_bits: None, batched: batch };
+            let got = span.row(form, &member, &mut deflater).map(|(row, skip)| (row.frames(), skip));
             assert_eq!(got, expected, "joined at {joined}, batch {batch}");
         }
     }

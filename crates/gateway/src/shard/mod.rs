@@ -17,6 +17,7 @@ pub mod id;
 pub mod mail;
 mod read;
 mod rooms;
+pub mod socket;
 mod sweep;
 mod write;
 
@@ -27,7 +28,10 @@ use crate::{
     wheel::Wheel,
 };
 use bowline_links::Uplinks;
-use bowline_protocol::link::{ConnRef, Up, Uplink};
+use bowline_protocol::{
+    link::{ConnRef, Up, Uplink},
+    ws::deflate::{Deflater, Inflater},
+};
 use bowline_session::{Action, Context, Fresh, Now, Outbox};
 use conn::Conn;
 use down::Early;
@@ -68,6 +72,8 @@ pub struct Shard {
     wheel: Wheel,
     now: Now,
     buffer: Vec<u8>,
+    deflater: Deflater,
+    inflater: Inflater,
     /// Connections with something to read, and those that wait for the router.
     to_read: Vec<u32>,
     stalled: Vec<u32>,
@@ -125,6 +131,8 @@ impl Shard {
             wheel: Wheel::new(now.mono_ms),
             now,
             buffer: vec![0; READ_BYTES],
+            deflater: Deflater::default(),
+            inflater: Inflater::default(),
             to_read: Vec::new(),
             stalled: Vec::new(),
             to_flush: Vec::new(),
@@ -242,7 +250,7 @@ impl Shard {
                 Mail::RoomVerdict { connection, request, allowed } => {
                     self.on_room_verdict(connection, &request, allowed);
                 }
-                Mail::Accepted { stream, door, read } => self.adopt(stream, door, &read),
+                Mail::Accepted { socket, door, read } => self.adopt(socket, door, &read),
                 Mail::Drain => self.on_drain(),
                 Mail::CloseWhere { predicate, code, closed } => {
                     self.sweeps.push(Sweep::close_where(predicate, code, closed));
@@ -352,7 +360,7 @@ impl Shard {
     fn register(&mut self, index: u32) -> io::Result<()> {
         let Some(conn) = self.conns.at(index) else { return Ok(()) };
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut conn.socket, Token(index as usize), interest)
+        self.poll.registry().register(&mut conn.socket.stream, Token(index as usize), interest)
     }
 }
 

@@ -257,8 +257,8 @@ impl Rig {
         }
         let addresses = bound.addresses();
         let (list, news) = (http.clone(), handed.clone());
-        let take = move |stream, read| {
-            list.lock().unwrap().push((stream, read));
+        let take = move |stream: bowline_tls::Stream, read| {
+            list.lock().unwrap().push((stream.socket, read));
             news.notify_all();
         };
         let handle = bound.start(router.clone(), Arc::new(take)).unwrap();

@@ -1,5 +1,6 @@
 //! The request that opens a WebSocket (RFC 6455, 4.2): its head parsed, judged and answered. Sans-IO.
 
+use super::deflate::Agreed;
 use crate::{
     error::ErrorCode,
     frame::{write_number, write_string},
@@ -189,7 +190,9 @@ impl<'a> Request<'a> {
                 return Err(Refused::malformed("Sec-WebSocket-Key is missing or not the Base64 of 16 bytes"));
             }
         };
-        let mut upgrade = Upgrade { accept, subprotocol: false, token: None, params: Params::default() };
+        let deflate = Agreed::of(self.elements("sec-websocket-extensions"));
+        let mut upgrade =
+            Upgrade { accept, subprotocol: false, deflate, token: None, params: Params::default() };
         let mut tokens = Vec::new();
         for value in self.values("authorization") {
             if let Some(token) = bearer(value)? {
@@ -252,12 +255,14 @@ pub struct Upgrade {
     pub accept: [u8; 28],
     /// `bowline.v1.json` was offered and is to be selected.
     pub subprotocol: bool,
+    /// The offer of permessage-deflate that can be taken.
+    pub deflate: Option<Agreed>,
     pub token: Option<String>,
     pub params: Params,
 }
 
 /// Appends the answer 101.
-pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool) {
+pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool, deflate: Option<Agreed>) {
     out.extend_from_slice(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: ",
     );
@@ -265,6 +270,10 @@ pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool) 
     if subprotocol {
         out.extend_from_slice(b"\r\nSec-WebSocket-Protocol: ");
         out.extend_from_slice(SUBPROTOCOL.as_bytes());
+    }
+    if let Some(agreed) = deflate {
+        out.extend_from_slice(b"\r\nSec-WebSocket-Extensions: ");
+        agreed.write(out);
     }
     out.extend_from_slice(b"\r\n\r\n");
 }
