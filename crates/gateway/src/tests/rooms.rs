@@ -475,6 +475,8 @@ fn frames_and_bytes_are_counted() {
     for client in &mut clients {
         client.joins("r");
     }
+    // What was read is counted a moment later.
+    rig.until("the answers are counted", |handle| handle.metrics().frames_out_total == 6);
     let before = rig.handle.metrics();
     clients[0].say(&send("r", "1"));
     let mut bytes = 0;
