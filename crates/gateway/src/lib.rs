@@ -22,6 +22,7 @@ mod wheel;
 mod wire;
 
 pub use config::Config;
+pub use gate::{Gate, Turned, sessions_by_file_limit};
 pub use handle::{
     Addresses, Bound, DrainStatus, Gateway, Handle, SessionKey, State, Status, TransportStatus,
 };
