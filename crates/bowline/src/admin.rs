@@ -85,8 +85,7 @@ fn fetch(target: &Target, method: Method, path: &str) -> anyhow::Result<Bytes> {
 
 async fn exchange(target: &Target, method: Method, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
     let connected = tokio::net::TcpStream::connect(&target.authority).await;
-    let stream =
-        connected.map_err(|source| Unreachable { authority: target.authority.clone(), source })?;
+    let stream = connected.map_err(|source| Unreachable { authority: target.authority.clone(), source })?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driver = tokio::spawn(connection);
     let mut request = Request::builder()

@@ -288,23 +288,50 @@ impl Driver {
         let attempt = async {
             let token = (self.config.token)(fresh_token).await?;
             let socket = Socket::open(&self.config.url).await?;
-            Ok::<_, String>((token, socket))
+            Ok::<_, NotOpened>((token, socket))
         };
-        let result =
-            time::timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| Err("it takes too long".into()));
+        let result = time::timeout(CONNECT_TIMEOUT, attempt)
+            .await
+            .unwrap_or_else(|_| Err("it takes too long".to_owned().into()));
         let now = self.now();
         match result {
             Ok((token, socket)) => {
                 self.socket = Some(socket);
                 self.core.on_opened(&token, now);
             }
-            Err(reason) => self.core.on_closed(None, &reason, now),
+            Err(NotOpened { reason, retry_after_ms }) => self.core.on_refused(&reason, retry_after_ms, now),
         }
     }
 }
 
+/// Why there is no connection, and what the server asked for.
+struct NotOpened {
+    reason: String,
+    retry_after_ms: Option<u64>,
+}
+
+impl From<String> for NotOpened {
+    fn from(reason: String) -> Self {
+        Self { reason, retry_after_ms: None }
+    }
+}
+
+impl From<tungstenite::Error> for NotOpened {
+    fn from(error: tungstenite::Error) -> Self {
+        let retry_after_ms = match &error {
+            tungstenite::Error::Http(answer) => answer
+                .headers()
+                .get("retry-after")
+                .and_then(|seconds| seconds.to_str().ok()?.trim().parse::<u64>().ok())
+                .map(|seconds| seconds.saturating_mul(1000)),
+            _ => None,
+        };
+        Self { reason: error.to_string(), retry_after_ms }
+    }
+}
+
 impl Socket {
-    async fn open(url: &str) -> Result<Self, String> {
+    async fn open(url: &str) -> Result<Self, NotOpened> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         match url.strip_prefix("tcp://") {
             Some(address) => {
@@ -315,7 +342,7 @@ impl Socket {
             None => {
                 let config = WebSocketConfig::default().read_buffer_size(4096).write_buffer_size(4096);
                 let connected = tokio_tungstenite::connect_async_with_config(url, Some(config), true).await;
-                let (stream, _) = connected.map_err(|e| text(&e))?;
+                let (stream, _) = connected?;
                 Ok(Self::Ws(Box::new(stream)))
             }
         }

@@ -121,7 +121,8 @@ impl Fanout {
         let number = self.published;
         let publisher = number as usize % self.job.publishers.min(self.job.count);
         self.text.clear();
-        let head = format!("{{\"type\":\"room.send\",\"id\":\"{number}\",\"room\":\"{}\",\"body\":", self.room());
+        let head =
+            format!("{{\"type\":\"room.send\",\"id\":\"{number}\",\"room\":\"{}\",\"body\":", self.room());
         self.text.extend_from_slice(head.as_bytes());
         Stamp { number, due_us }.write(&mut self.text, self.job.body_bytes);
         self.text.push(b'}');

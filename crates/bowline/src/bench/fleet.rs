@@ -161,11 +161,7 @@ fn spawn(end: UnixStream) -> anyhow::Result<Child> {
         .context("a worker process cannot be started")
 }
 
-fn listen(
-    worker: usize,
-    link: UnixStream,
-    inbox: SyncSender<(usize, Option<Told>)>,
-) -> anyhow::Result<()> {
+fn listen(worker: usize, link: UnixStream, inbox: SyncSender<(usize, Option<Told>)>) -> anyhow::Result<()> {
     std::thread::Builder::new().name("bench-link".into()).spawn(move || {
         for line in BufReader::new(link).lines() {
             let told = line.ok().and_then(|line| serde_json::from_str(&line).ok());

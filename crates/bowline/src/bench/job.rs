@@ -51,11 +51,19 @@ impl Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Send from `began_us` on; what is due from `epoch_us` to `until_us` counts.
-    Go { began_us: u64, epoch_us: u64, until_us: u64 },
+    Go {
+        began_us: u64,
+        epoch_us: u64,
+        until_us: u64,
+    },
     /// Another worker's members all have this message.
-    Arrived { message: u64 },
+    Arrived {
+        message: u64,
+    },
     /// Drop every connection, and come back until then.
-    Drop { until_us: u64 },
+    Drop {
+        until_us: u64,
+    },
     /// Say what was seen.
     Finish,
     End,

@@ -34,11 +34,21 @@ pub enum Event<'a> {
     Open,
     Text(&'a [u8]),
     /// The server has turned it away: an HTTP status, or a close code.
-    Refused { code: u16, retry_after_ms: Option<u64>, why: String },
+    Refused {
+        code: u16,
+        retry_after_ms: Option<u64>,
+        why: String,
+    },
     /// It could not be made.
-    Failed { why: String },
+    Failed {
+        why: String,
+    },
     /// It was open and ended.
-    Closed { code: Option<u16>, retry_after_ms: Option<u64>, why: String },
+    Closed {
+        code: Option<u16>,
+        retry_after_ms: Option<u64>,
+        why: String,
+    },
 }
 
 /// A scenario.
@@ -303,14 +313,7 @@ impl Net {
         true
     }
 
-    fn read(
-        &mut self,
-        play: &mut dyn Play,
-        index: usize,
-        buffer: &mut [u8],
-        to_the_end: bool,
-        now_us: u64,
-    ) {
+    fn read(&mut self, play: &mut dyn Play, index: usize, buffer: &mut [u8], to_the_end: bool, now_us: u64) {
         loop {
             let Some(stream) = &mut self.conns[index].stream else { return };
             match stream.read(buffer) {
@@ -386,7 +389,12 @@ impl Net {
         }
         self.abort(index);
         let Answer { status: code, retry_after_ms, .. } = answer;
-        play.on_event(self, index, Event::Refused { code, retry_after_ms, why: answer.message(bytes) }, now_us);
+        play.on_event(
+            self,
+            index,
+            Event::Refused { code, retry_after_ms, why: answer.message(bytes) },
+            now_us,
+        );
         Ok(Some(bytes.len()))
     }
 

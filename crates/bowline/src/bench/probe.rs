@@ -56,8 +56,11 @@ impl Probe {
                 Heard::Text(text) => notice = Notice::parse(&text),
                 Heard::Closed(code) => {
                     let code = notice.close_code().or(code).unwrap_or_default();
-                    let why =
-                        if notice.message.is_empty() { notice.reason.clone() } else { notice.message.clone() };
+                    let why = if notice.message.is_empty() {
+                        notice.reason.clone()
+                    } else {
+                        notice.message.clone()
+                    };
                     bail!("the server refuses: {code} {why}{}", advice(code));
                 }
             }

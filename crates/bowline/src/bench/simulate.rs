@@ -20,7 +20,6 @@ pub struct Simulation {
 }
 
 /// What happened; times are milliseconds since the connections were lost.
-#[derive(Debug)]
 pub struct Outcome {
     pub back: u32,
     pub all_back_ms: u64,
@@ -176,18 +175,21 @@ impl Outcome {
 mod tests {
     use super::*;
 
+    /// Runs a storm that everybody survives; its figures.
     fn check(simulation: Simulation) -> Outcome {
         let outcome = simulation.run().unwrap();
+        let shown = outcome.report(&simulation).json();
         let Simulation { clients, accept_rate, away_ms, .. } = simulation;
         let (clients, rate) = (u64::from(clients), u64::from(accept_rate));
-        assert_eq!(u64::from(outcome.back), clients, "{outcome:?}");
-        // The gate allows a burst of one second; beyond that its rate holds in every second.
-        assert!(outcome.peak_accepted <= 2 * rate, "{outcome:?}");
-        assert!(outcome.peak_accepted_after_burst <= rate, "{outcome:?}");
-        // Nobody waits for nothing: what the rate allows is used until few are left, and those come by themselves.
+        assert_eq!(u64::from(outcome.back), clients, "{shown:#}");
+        // In any second at most what is due in it and the burst of one second that the gate saves up.
+        assert!(outcome.peak_accepted <= 2 * rate, "{shown:#}");
+        // Once that is spent the rate holds; when few are left their number varies a little around it.
+        let slack = 4 * rate.isqrt();
+        assert!(outcome.peak_accepted_after_burst <= rate + slack, "{shown:#}");
+        // It takes as long as the rate asks for, and the last ones a few of their longest delays.
         let least_ms = away_ms + (clients - rate.min(clients)) * 1000 / rate;
-        assert!(outcome.all_back_ms >= least_ms - away_ms.min(least_ms), "{outcome:?}");
-        assert!(outcome.all_back_ms <= least_ms + 300_000, "{outcome:?}");
+        assert!((least_ms..least_ms + 300_000).contains(&outcome.all_back_ms), "{shown:#}");
         outcome
     }
 
@@ -195,15 +197,16 @@ mod tests {
     fn two_million_clients_come_back_at_the_rate_of_the_gate() {
         let simulation = Simulation { clients: 2_000_000, accept_rate: 5_000, away_ms: 5_000, seed: 1 };
         let outcome = check(simulation);
-        assert!(outcome.refused > 1_000_000, "it was a storm: {outcome:?}");
-        assert!(outcome.peak_accepted_after_burst >= 4_900, "the limit was reached: {outcome:?}");
+        // It was a storm, and the gate let in what it may.
+        assert!(outcome.refused > 1_000_000, "{}", outcome.refused);
+        assert!(outcome.peak_accepted_after_burst >= 4_900, "{}", outcome.peak_accepted_after_burst);
     }
 
     #[test]
     fn storms_of_other_sizes_end_as_well() {
         for seed in 1..6 {
             check(Simulation { clients: 20_000, accept_rate: 100, away_ms: 0, seed });
-            check(Simulation { clients: 20_000, accept_rate: 1_000, away_ms: 60_000, seed });
+            check(Simulation { clients: 20_000, accept_rate: 200, away_ms: 60_000, seed });
             check(Simulation { clients: 500, accept_rate: 5_000, away_ms: 0, seed });
         }
     }

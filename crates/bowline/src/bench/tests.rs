@@ -106,7 +106,10 @@ impl Fake {
             "room.join" => {
                 self.members.lock().unwrap().push(stream.try_clone().unwrap());
                 let mut out = Vec::new();
-                Framing::Tcp.write(&mut out, br#"{"type":"room.joined","id":"x","room":"r","epoch":"e","offset":0,"recovered":false}"#);
+                Framing::Tcp.write(
+                    &mut out,
+                    br#"{"type":"room.joined","id":"x","room":"r","epoch":"e","offset":0,"recovered":false}"#,
+                );
                 let _ = (&mut &*stream).write_all(&out);
             }
             "room.send" => self.on_send(&frame["body"]),
@@ -116,6 +119,8 @@ impl Fake {
     }
 
     fn on_send(&self, body: &Value) {
+        // Held until everybody has it, so that the members see one order.
+        let members = self.members.lock().unwrap();
         let offset = self.offset.fetch_add(1, Ordering::SeqCst) + 1;
         let message = |offset: u64| format!(r#""offset":{offset},"from":"u0","ts":1,"body":{body}}}"#);
         let push = format!(r#"{{"type":"room.push","room":"r",{}"#, message(offset));
@@ -133,7 +138,7 @@ impl Fake {
             }
             _ => vec![push],
         };
-        for mut member in self.members.lock().unwrap().iter() {
+        for mut member in members.iter() {
             for frame in &frames {
                 let mut out = Vec::new();
                 Framing::Tcp.write(&mut out, frame.as_bytes());

@@ -114,9 +114,9 @@ impl Worker {
         let readiness = self.play.readiness();
         let settled = (readiness.ready + readiness.failed) as usize;
         while self.next_open < self.job.count && self.next_open < settled + self.job.opening_max {
-            self.net
-                .open(self.next_open, now)
-                .with_context(|| format!("connection {} cannot be opened", self.job.first + self.next_open))?;
+            self.net.open(self.next_open, now).with_context(|| {
+                format!("connection {} cannot be opened", self.job.first + self.next_open)
+            })?;
             self.next_open += 1;
         }
         Ok(())

@@ -70,6 +70,7 @@ pub fn examine(home: &Home) -> Vec<Finding> {
     // A relative path begins here.
     let place = if place.as_os_str().is_empty() { Path::new(".") } else { place };
     let mut findings = vec![directory(home, place)];
+    findings.extend(permissions(home));
     findings.extend(disk(place));
     findings.push(database(home));
     findings
@@ -78,11 +79,11 @@ pub fn examine(home: &Home) -> Vec<Finding> {
 fn directory(home: &Home, place: &Path) -> Finding {
     let dir = home.dir.display();
     let advice = "make it writable for the user of the server, or name another (node.data, --data)";
-    let metadata = match fs::metadata(place) {
-        Ok(metadata) if metadata.is_dir() => metadata,
+    match fs::metadata(place) {
+        Ok(metadata) if metadata.is_dir() => {}
         Ok(_) => return Finding::fail(DIRECTORY, format!("{} is no directory", place.display()), advice),
         Err(error) => return Finding::fail(DIRECTORY, format!("{}: {error}", place.display()), advice),
-    };
+    }
     let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
     if let Err(error) = rustix::fs::access(place, access) {
         let found = format!("{} cannot be written: {error}", place.display());
@@ -91,18 +92,25 @@ fn directory(home: &Home, place: &Path) -> Finding {
     if place != home.dir && !(home.dir.as_os_str().is_empty()) && !home.dir.exists() {
         return Finding::ok(DIRECTORY, format!("{dir} is not there yet and can be made"));
     }
-    let mode = metadata.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
-        return Finding::warn(
-            DIRECTORY,
-            format!("{dir} has mode {mode:03o}: others may read messages and keys"),
-            format!("chmod 700 {dir}"),
-        );
-    }
     match home.holder {
         Some(process) => Finding::ok(DIRECTORY, format!("{dir}, held by the server of process {process}")),
         None => Finding::ok(DIRECTORY, format!("{dir}, no server runs on it")),
     }
+}
+
+/// Who else may read it; nothing before it is made.
+fn permissions(home: &Home) -> Option<Finding> {
+    const CHECK: &str = "permissions";
+    let dir = home.dir.display();
+    let mode = fs::metadata(&home.dir).ok()?.permissions().mode() & 0o777;
+    if mode & 0o077 == 0 {
+        return Some(Finding::ok(CHECK, format!("{dir} is for its owner only")));
+    }
+    Some(Finding::warn(
+        CHECK,
+        format!("{dir} has mode {mode:03o}: others may read messages and keys"),
+        format!("chmod 700 {dir}"),
+    ))
 }
 
 fn disk(place: &Path) -> Vec<Finding> {

@@ -100,7 +100,8 @@ fn judge_memory(available: Option<u64>, sessions: u64, session_bytes: u64) -> Fi
             "free memory, or take a larger machine",
         );
     }
-    let found = format!("{megabytes} MB are available, for some {fitting} idle sessions of {session_bytes} bytes");
+    let found =
+        format!("{megabytes} MB are available, for some {fitting} idle sessions of {session_bytes} bytes");
     if fitting < sessions {
         return Finding::warn(
             CHECK,
@@ -116,7 +117,9 @@ fn judge_backlog(most: u64) -> Finding {
     if most < BACKLOG {
         return Finding::warn(
             CHECK,
-            format!("net.core.somaxconn is {most}: of a burst of new connections the rest is dropped and waits 1 s"),
+            format!(
+                "net.core.somaxconn is {most}: of a burst of new connections the rest is dropped and waits 1 s"
+            ),
             format!("sysctl -w net.core.somaxconn={BACKLOG}"),
         );
     }
@@ -129,7 +132,9 @@ fn judge_syn_backlog(most: u64) -> Finding {
     if most < LEAST {
         return Finding::warn(
             CHECK,
-            format!("net.ipv4.tcp_max_syn_backlog is {most}: bursts of new connections fall back on SYN cookies"),
+            format!(
+                "net.ipv4.tcp_max_syn_backlog is {most}: bursts of new connections fall back on SYN cookies"
+            ),
             format!("sysctl -w net.ipv4.tcp_max_syn_backlog={BACKLOG}"),
         );
     }

@@ -111,7 +111,11 @@ fn judge_drain(pre_stop: u64, drain: u64, grace: u64) -> Finding {
         );
     }
     if needed.saturating_add(DRAIN_MARGIN_MS) > grace {
-        return Finding::warn(CHECK, found, "leave 5 s for the last closes: the store is written until the end");
+        return Finding::warn(
+            CHECK,
+            found,
+            "leave 5 s for the last closes: the store is written until the end",
+        );
     }
     Finding::ok(CHECK, found)
 }

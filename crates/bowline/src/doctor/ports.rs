@@ -17,7 +17,9 @@ pub fn examine(settings: &Settings, home: &Home) -> Vec<Finding> {
         .filter(|(_, is_used)| *is_used)
         .map(|(key, _)| match settings.address(key) {
             Ok(address) => judge(key, address, bind(address), listener_at(address.port()), home.holder),
-            Err(error) => Finding::fail(key, error.to_string(), "write an address of this machine and a port"),
+            Err(error) => {
+                Finding::fail(key, error.to_string(), "write an address of this machine and a port")
+            }
         })
         .collect()
 }
@@ -44,9 +46,10 @@ fn judge(
         Err(error) => error,
     };
     match (error.kind(), listener, holder) {
-        (io::ErrorKind::AddrInUse, Some(listener), Some(holder)) if listener == holder => {
-            Finding::ok(key, format!("{address} is held by the server of this data directory (process {holder})"))
-        }
+        (io::ErrorKind::AddrInUse, Some(listener), Some(holder)) if listener == holder => Finding::ok(
+            key,
+            format!("{address} is held by the server of this data directory (process {holder})"),
+        ),
         (io::ErrorKind::AddrInUse, Some(listener), _) => Finding::fail(
             key,
             format!("{address} is held by process {listener}{}", name_of(listener)),

@@ -77,7 +77,9 @@ fn judge(cert: &str, key: &str, now_s: u64) -> Finding {
         Ok(Validity::Left { left_s }) => {
             Finding::ok(CHECK, format!("{cert} and its key, valid for {} days", left_s / DAY_S))
         }
-        Err(error) => fail(format!("{cert}: {error}"), "write the chain as PEM, the server's certificate first"),
+        Err(error) => {
+            fail(format!("{cert}: {error}"), "write the chain as PEM, the server's certificate first")
+        }
     }
 }
 

@@ -186,7 +186,9 @@ mod tests {
     #[test]
     fn everything_is_on_a_screen_of_usual_size() {
         let screen = drawn(120, 40, None);
-        for part in ["n1", "draining", "connections", "frames in", "4711", "1.0 MB", "q quits", "12 connections left"] {
+        for part in
+            ["n1", "draining", "connections", "frames in", "4711", "1.0 MB", "q quits", "12 connections left"]
+        {
             assert!(screen.contains(part), "{part} is missing in\n{screen}");
         }
         assert!(drawn(80, 24, Some("nobody answers")).contains("nobody answers"));

@@ -155,9 +155,8 @@ impl Figures<'_> {
     }
 
     fn traffic(&self) -> Section {
-        let bytes = |name: &str, metric| {
-            self.rate(name, metric).map(|line| Line { unit: Unit::ByteRate, ..line })
-        };
+        let bytes =
+            |name: &str, metric| self.rate(name, metric).map(|line| Line { unit: Unit::ByteRate, ..line });
         let lines = [
             self.rate("frames in", "bowline_gateway_frames_in_total"),
             self.rate("frames out", "bowline_gateway_frames_out_total"),

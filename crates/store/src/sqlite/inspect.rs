@@ -19,8 +19,10 @@ pub fn inspect(dir: &Path) -> Result<Option<Inspected>, Error> {
     let path = dir.join(FILE_NAME);
     let Ok(file) = std::fs::metadata(&path) else { return Ok(None) };
     let look = || -> rusqlite::Result<usize> {
-        let db =
-            Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+        let db = Connection::open_with_flags(
+            &path,
+            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+        )?;
         // Whoever closes last would copy the log into the database.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         // Reads the whole schema, which a damaged file seldom survives.
