@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-fn arguments<'a>(server: &str, more: &[&'a str]) -> Vec<String> {
+fn arguments(server: &str, more: &[&str]) -> Vec<String> {
     let mut all: Vec<String> =
         ["top", "--api-url", server, "--api-key", token::API_KEY].map(String::from).into();
     all.extend(more.iter().map(|one| (*one).to_owned()));

@@ -87,7 +87,10 @@ impl Fake {
             "connect" => {
                 assert_eq!(frame["token"], "good");
                 let number = self.connects.fetch_add(1, Ordering::SeqCst);
-                if self.manner == Manner::RefusesOnce && number >= 20 && number < 40 && number % 2 == 0 {
+                if self.manner == Manner::RefusesOnce
+                    && (20..40).contains(&number)
+                    && number.is_multiple_of(2)
+                {
                     let closed = json!({"type": "session.closed", "code": 1013, "reason": "overloaded", "retry_after_ms": 5});
                     say(stream, &closed);
                     return false;

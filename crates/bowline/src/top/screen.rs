@@ -25,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const COLUMN_WIDTH: u16 = 40;
 
 enum Event {
-    Sample(Sample),
+    Sample(Box<Sample>),
     /// Why the server gave none.
     Silent(String),
     /// A signal asks to end.
@@ -39,7 +39,7 @@ pub fn run(target: Target, first: Sample) -> anyhow::Result<()> {
         loop {
             std::thread::sleep(EVERY);
             let event = match Sample::take(&target) {
-                Ok(sample) => Event::Sample(sample),
+                Ok(sample) => Event::Sample(Box::new(sample)),
                 Err(error) => Event::Silent(format!("{error:#}")),
             };
             if sender.send(event).is_err() {
@@ -84,7 +84,7 @@ fn watch(terminal: &mut DefaultTerminal, events: &Receiver<Event>, first: Sample
         loop {
             match events.try_recv() {
                 Ok(Event::Sample(sample)) => {
-                    (before, silent) = (Some(std::mem::replace(&mut now, sample)), None);
+                    (before, silent) = (Some(std::mem::replace(&mut now, *sample)), None);
                 }
                 Ok(Event::Silent(why)) => silent = Some(why),
                 Ok(Event::End) => return Ok(()),
