@@ -12,6 +12,8 @@ use std::{
     collections::{BTreeMap, BinaryHeap},
 };
 
+/// How long a connection that is refused for now is tried before the storm.
+const OPENING_MAX_US: u64 = 60_000_000;
 /// The peak rate is found in steps of so many milliseconds.
 const MOMENT_MS: u64 = 10;
 
@@ -27,6 +29,8 @@ pub struct Storm {
     random: Random,
     /// Who comes again, and when.
     due: BinaryHeap<Reverse<(u64, usize)>>,
+    /// When the first connection was refused for now.
+    refused_since_us: Option<u64>,
     dropped_us: Option<u64>,
     until_us: u64,
     /// Clients that will not come back.
@@ -49,6 +53,7 @@ impl Storm {
             clients: (0..job.count).map(client).collect(),
             random: Random::new(seed),
             due: BinaryHeap::new(),
+            refused_since_us: None,
             dropped_us: None,
             until_us: 0,
             stopped: 0,
@@ -95,12 +100,21 @@ impl Storm {
     fn drop_all(&mut self, net: &mut Net, until_us: u64, now_us: u64) {
         self.dropped_us = Some(now_us);
         self.until_us = until_us;
+        self.attempts = 0;
         for index in 0..self.clients.len() {
             net.abort(index);
         }
         for index in 0..self.clients.len() {
+            // As after a long and quiet time.
+            self.clients[index].backoff = Backoff::default();
             self.plan(index, None, None, now_us);
         }
+    }
+
+    /// Whether a refusal before the storm may be taken for a "later": a limit on handshakes lets everybody in.
+    fn is_for_now(&mut self, code: u16, now_us: u64) -> bool {
+        let since_us = *self.refused_since_us.get_or_insert(now_us);
+        matches!(code, 429 | 503 | 1013) && now_us < since_us + OPENING_MAX_US
     }
 }
 
@@ -123,6 +137,9 @@ impl Play for Storm {
             Event::Closed { code, retry_after_ms, .. } if is_storm => {
                 self.lost_again += 1;
                 self.plan(index, code, retry_after_ms, now_us);
+            }
+            Event::Refused { code, retry_after_ms, .. } if self.is_for_now(code, now_us) => {
+                self.plan(index, None, retry_after_ms, now_us);
             }
             Event::Refused { code, why, .. } => self.readiness.on_failed(format!("{code} {why}")),
             Event::Failed { why } => self.readiness.on_failed(why),
