@@ -394,7 +394,7 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
             let away_ms = args.away.map_or(0, |away| away.as_millis() as u64);
             let simulation =
                 bench::Simulation { clients, accept_rate: args.accept_rate, away_ms, seed: args.seed };
-            simulation.run().map_err(Failure::Failed)?.report(&simulation)
+            simulation.run().report(&simulation)
         }
         None => {
             let duration = args.duration.unwrap_or(match args.scenario {

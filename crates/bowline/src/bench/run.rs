@@ -184,6 +184,7 @@ impl Bench<'_> {
             let cpu_s = (after.cpu_us - before.cpu_us) as f64 / 1e6;
             report.row("server_cpu", cpu_s, "s");
             report.row("messages_per_server_cpu_second", acknowledged as f64 / cpu_s.max(0.01), "");
+            report.row("server_cpu_per_message", cpu_s * 1e6 / acknowledged.max(1) as f64, "µs");
             let written = after.written_bytes.saturating_sub(before.written_bytes) as f64;
             report.row("server_written_per_message", written / acknowledged.max(1) as f64, "B");
             report.row("server_memory", after.anonymous_bytes as f64, "B");

@@ -42,88 +42,120 @@ const WHEEL_MS: usize = 1 << 17;
 /// A client that is not back after so long is lost; ten years of service.
 const END_MS: u64 = 10 * 365 * 24 * 3_600_000;
 
+#[derive(Clone, Default)]
 struct Client {
     backoff: Backoff,
     attempts: u32,
 }
 
 impl Simulation {
-    pub fn run(&self) -> anyhow::Result<Outcome> {
-        let mut random = Random::new(self.seed);
-        let gate = Gate::new(self.accept_rate, self.clients as usize, 0);
-        let mut clients: Vec<Client> =
-            (0..self.clients).map(|_| Client { backoff: Backoff::default(), attempts: 0 }).collect();
-        let mut wheel: Vec<Vec<u32>> = vec![Vec::new(); WHEEL_MS];
-        let mut waiting = 0_u64;
-        let mut plan = |wheel: &mut Vec<Vec<u32>>, number: u32, client: &mut Client, now, retry| -> bool {
-            let Next::After(delay_ms) = client.backoff.on_ended(None, retry, 0, random.next()) else {
-                return false;
-            };
-            // A delay of less than a step is one step: an attempt takes time.
-            let step = (delay_ms.max(1) as usize).min(WHEEL_MS - 1);
-            wheel[(now as usize + step) % WHEEL_MS].push(number);
-            true
-        };
-        for (number, client) in clients.iter_mut().enumerate() {
-            waiting += u64::from(plan(&mut wheel, number as u32, client, 0_u64, None));
-        }
-        let mut outcome = Outcome {
-            back: 0,
-            all_back_ms: 0,
-            attempts: 0,
-            refused: 0,
-            unanswered: 0,
-            attempts_of_one_max: 0,
-            peak_accepted: 0,
-            peak_accepted_after_burst: 0,
-            peak_attempts: 0,
-            return_ms: report::histogram(),
-        };
-        let (mut accepted, mut attempted) = (Window::default(), Window::default());
-        let mut now_ms = 0_u64;
-        while waiting > 0 && now_ms < END_MS {
-            let due = std::mem::take(&mut wheel[now_ms as usize % WHEEL_MS]);
-            waiting -= due.len() as u64;
-            outcome.attempts += due.len() as u64;
-            let mut entered = 0;
-            let count = due.len() as u64;
-            for (turn, number) in due.into_iter().enumerate() {
-                let client = &mut clients[number as usize];
-                client.attempts += 1;
-                // The attempts of one millisecond come one after the other.
-                let now_us = (now_ms + 1000) * 1000 + turn as u64 * 1000 / count;
-                let retry_after_ms = if now_ms < self.away_ms {
-                    outcome.unanswered += 1;
-                    None
-                } else {
-                    match gate.enter(None, now_us) {
-                        Ok(()) => {
-                            entered += 1;
-                            outcome.attempts_of_one_max = outcome.attempts_of_one_max.max(client.attempts);
-                            outcome.return_ms.saturating_record(now_ms);
-                            continue;
-                        }
-                        Err(turned) => {
-                            outcome.refused += 1;
-                            turned.refused().retry_after_s().map(|seconds| seconds * 1000)
-                        }
-                    }
-                };
-                waiting += u64::from(plan(&mut wheel, number, client, now_ms, retry_after_ms));
-            }
-            if entered > 0 {
-                outcome.back += entered as u32;
-                outcome.all_back_ms = now_ms;
-            }
-            let in_second = accepted.add(now_ms, entered);
-            outcome.peak_accepted = outcome.peak_accepted.max(in_second);
-            if now_ms >= self.away_ms + 2000 {
-                outcome.peak_accepted_after_burst = outcome.peak_accepted_after_burst.max(in_second);
-            }
-            outcome.peak_attempts = outcome.peak_attempts.max(attempted.add(now_ms, count));
+    pub fn run(&self) -> Outcome {
+        let mut world = World::new(*self);
+        (0..self.clients).for_each(|number| world.plan(number, 0, None));
+        let mut now_ms = 0;
+        while world.waiting > 0 && now_ms < END_MS {
+            world.step(now_ms);
             now_ms += 1;
         }
-        Ok(outcome)
+        world.outcome
+    }
+}
+
+struct World {
+    simulation: Simulation,
+    gate: Gate,
+    clients: Vec<Client>,
+    random: Random,
+    /// Who comes in which millisecond.
+    wheel: Vec<Vec<u32>>,
+    /// Clients in the wheel.
+    waiting: u64,
+    accepted: Window,
+    attempted: Window,
+    outcome: Outcome,
+}
+
+impl World {
+    fn new(simulation: Simulation) -> Self {
+        Self {
+            simulation,
+            gate: Gate::new(simulation.accept_rate, simulation.clients as usize, 0),
+            clients: vec![Client::default(); simulation.clients as usize],
+            random: Random::new(simulation.seed),
+            wheel: vec![Vec::new(); WHEEL_MS],
+            waiting: 0,
+            accepted: Window::default(),
+            attempted: Window::default(),
+            outcome: Outcome {
+                back: 0,
+                all_back_ms: 0,
+                attempts: 0,
+                refused: 0,
+                unanswered: 0,
+                attempts_of_one_max: 0,
+                peak_accepted: 0,
+                peak_accepted_after_burst: 0,
+                peak_attempts: 0,
+                return_ms: report::histogram(),
+            },
+        }
+    }
+
+    /// A client's connection has ended, or was not made: when it comes again.
+    fn plan(&mut self, number: u32, now_ms: u64, retry_after_ms: Option<u64>) {
+        let backoff = &mut self.clients[number as usize].backoff;
+        // Without a close code it always comes again.
+        let Next::After(delay_ms) = backoff.on_ended(None, retry_after_ms, 0, self.random.next()) else {
+            return;
+        };
+        // An attempt takes time: the next one is never in the same step.
+        let step = (delay_ms.max(1) as usize).min(WHEEL_MS - 1);
+        self.wheel[(now_ms as usize + step) % WHEEL_MS].push(number);
+        self.waiting += 1;
+    }
+
+    /// One millisecond.
+    fn step(&mut self, now_ms: u64) {
+        let due = std::mem::take(&mut self.wheel[now_ms as usize % WHEEL_MS]);
+        let (count, back_before) = (due.len() as u64, self.outcome.back);
+        self.waiting -= count;
+        for (turn, number) in due.into_iter().enumerate() {
+            // They come one after the other.
+            let now_us = (now_ms + 1000) * 1000 + turn as u64 * 1000 / count;
+            self.attempt(number, now_ms, now_us);
+        }
+        let outcome = &mut self.outcome;
+        outcome.attempts += count;
+        outcome.peak_attempts = outcome.peak_attempts.max(self.attempted.add(now_ms, count));
+        let in_second = self.accepted.add(now_ms, u64::from(outcome.back - back_before));
+        outcome.peak_accepted = outcome.peak_accepted.max(in_second);
+        // The burst lies in the first second, and windows of a second see it for another.
+        if now_ms >= self.simulation.away_ms + 2000 {
+            outcome.peak_accepted_after_burst = outcome.peak_accepted_after_burst.max(in_second);
+        }
+    }
+
+    fn attempt(&mut self, number: u32, now_ms: u64, now_us: u64) {
+        let client = &mut self.clients[number as usize];
+        client.attempts += 1;
+        let outcome = &mut self.outcome;
+        if now_ms < self.simulation.away_ms {
+            outcome.unanswered += 1;
+            return self.plan(number, now_ms, None);
+        }
+        match self.gate.enter(None, now_us) {
+            Ok(()) => {
+                outcome.back += 1;
+                outcome.all_back_ms = now_ms;
+                outcome.attempts_of_one_max = outcome.attempts_of_one_max.max(client.attempts);
+                outcome.return_ms.saturating_record(now_ms);
+            }
+            Err(turned) => {
+                outcome.refused += 1;
+                let retry_after_ms = turned.refused().retry_after_s().map(|seconds| seconds * 1000);
+                self.plan(number, now_ms, retry_after_ms);
+            }
+        }
     }
 }
 
@@ -177,7 +209,7 @@ mod tests {
 
     /// Runs a storm that everybody survives; its figures.
     fn check(simulation: Simulation) -> Outcome {
-        let outcome = simulation.run().unwrap();
+        let outcome = simulation.run();
         let shown = outcome.report(&simulation).json();
         let Simulation { clients, accept_rate, away_ms, .. } = simulation;
         let (clients, rate) = (u64::from(clients), u64::from(accept_rate));
