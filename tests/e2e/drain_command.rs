@@ -24,7 +24,9 @@ fn it_waits_for_the_deadline_when_somebody_stays() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let took = began.elapsed();
     assert!(took > Duration::from_millis(1900) && took < Duration::from_secs(8), "{took:?}");
-    assert!(ended.stdout.contains("no connection is left"), "{ended:?}");
+    let [begun, over] = ended.stdout.lines().collect::<Vec<_>>()[..] else { panic!("two lines: {ended:?}") };
+    assert!(begun.contains("is draining: 1 connections left"), "{ended:?}");
+    assert!(over.contains("no connection is left"), "{ended:?}");
     assert!(ended.stderr.is_empty(), "quiet where nobody looks: {ended:?}");
     assert_eq!(client.expect("session.migrate").text_of("reason"), "maintenance");
     client.expect_closed(1001, "draining");

@@ -154,6 +154,10 @@ pub fn human(status: &Status) -> String {
     out
 }
 
+pub fn drain_begun(status: &Status) -> String {
+    format!("{} is draining: {}\n", status.node_id, drain_line(status))
+}
+
 fn drain_line(status: &Status) -> String {
     let Some(drain) = status.drain else { return "not begun".into() };
     let left_ms = drain.deadline.saturating_sub(crate::now_ms());

@@ -343,8 +343,14 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         }
         Command::Drain(args) => {
             let target = args.api.target()?;
-            let ended = drain::run(&target, &args.reason, !args.no_wait, args.api.json);
-            let ended = ended.map_err(Failure::Failed)?;
+            let begun = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
+            if args.no_wait {
+                return print(&if args.api.json { admin::json(&begun) } else { admin::drain_begun(&begun) });
+            }
+            if !args.api.json {
+                print(&admin::drain_begun(&begun))?;
+            }
+            let ended = drain::wait(&target, begun, args.api.json).map_err(Failure::Failed)?;
             print(&if args.api.json { admin::json(&ended.status) } else { ended.line() })
         }
         Command::Doctor(args) => {

@@ -1,4 +1,4 @@
-//! `bowline drain`: asks for a drain and watches it to its end.
+//! `bowline drain`: watches a drain to its end.
 
 use crate::admin::{self, Target, Unreachable};
 use anyhow::{Context, bail};
@@ -23,13 +23,8 @@ impl Ended {
     }
 }
 
-/// Begins a drain, or finds the one that is under way, and waits until no connection is left.
-pub fn run(target: &Target, reason: &str, waits: bool, is_quiet: bool) -> anyhow::Result<Ended> {
-    let mut status = admin::drain(target, reason)?;
-    if !waits {
-        let what = "draining; `bowline status` shows how far it is".to_owned();
-        return Ok(Ended { status, what });
-    }
+/// Waits until no connection is left. Tells how far it is where somebody looks.
+pub fn wait(target: &Target, mut status: Status, is_quiet: bool) -> anyhow::Result<Ended> {
     let bar = bar(&status, is_quiet || !std::io::stderr().is_terminal())?;
     let ended = loop {
         let Some(drain) = status.drain else { bail!("{} says that it does not drain", status.node_id) };
