@@ -4,9 +4,11 @@ use crate::{
     admin, bench, chat,
     config::{self, Config, Note, Settings, Sources, text},
     data::DataDir,
-    errors, metrics, serve, token,
+    doctor, drain, errors, metrics, serve,
+    token::{self, Tokens},
+    top,
 };
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use bowline_client::Trust;
 use bowline_store::sqlite::{self, BackupError};
 use clap::{Args, Parser, Subcommand};
@@ -14,12 +16,8 @@ use std::{
     io::{IsTerminal, Write},
     path::PathBuf,
     process::ExitCode,
-    sync::Arc,
     time::Duration,
 };
-
-/// How long the tokens of `chat` and `bench` are good.
-const TOKEN_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// A failure with its exit code.
 #[derive(Debug)]
@@ -52,14 +50,21 @@ enum Command {
     Token(TokenArgs),
     /// Shows what a running server does
     Status(StatusArgs),
-    /// Lets a running server take no new clients and move those it has
+    /// Shows it live, until q
+    Top(TopArgs),
+    /// Lets a running server take no new clients, move those it has, and waits until they are gone
     Drain(DrainArgs),
+    /// Looks whether this machine is fit for a server
+    Doctor(DoctorArgs),
     /// Copies the database to a file, also while a server runs
     Backup(BackupArgs),
     /// Chats in the terminal
     Chat(ChatArgs),
     /// Measures a running server
     Bench(BenchArgs),
+    /// A process of `bench`; the job comes from standard input
+    #[command(hide = true)]
+    BenchWorker,
     /// Shows or checks the configuration
     Config {
         #[command(subcommand)]
@@ -181,18 +186,39 @@ struct BenchArgs {
     /// Connections, each with a user of its own
     #[arg(long, value_name = "N", default_value_t = 1000)]
     connections: usize,
-    /// How long to measure: 90s, 15m
-    #[arg(long, value_name = "D", default_value = "10s", value_parser = parse_duration)]
-    duration: Duration,
-    /// Messages a second in all [default: each connection sends its next one when the last is acknowledged]
+    /// How long to measure: 90s, 15m [default: 10s; storm: how long to wait for all, 10m]
+    #[arg(long, value_name = "D", value_parser = parse_duration)]
+    duration: Option<Duration>,
+    /// Messages a second in all, sent whether or not others have arrived [default: 0, --in-flight holds]
     #[arg(long, value_name = "N")]
-    rate: Option<u64>,
+    rate: Option<f64>,
+    /// Without a rate: messages under way at once, of each connection (pair) or of the room (fanout)
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    in_flight: usize,
+    /// Members of the room that publish (fanout)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    publishers: usize,
     /// Bytes of a message's body
     #[arg(long, value_name = "N", default_value_t = 128)]
     body_bytes: usize,
     /// The server's process, for its CPU and memory [default: who listens at the URL's port on this machine]
     #[arg(long, value_name = "PID")]
     server_pid: Option<u32>,
+    /// Processes that hold the connections [default: as many as the limit on open files asks for]
+    #[arg(long, value_name = "N")]
+    processes: Option<usize>,
+    /// storm: no server, but the same rules in virtual time for so many clients
+    #[arg(long, value_name = "N")]
+    simulate: Option<u32>,
+    /// Of the simulated server: handshakes a second (gateway.handshakes_per_second)
+    #[arg(long, value_name = "N", default_value_t = 5000, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]
+    accept_rate: u32,
+    /// Of the simulated server: how long it is away
+    #[arg(long, value_name = "D", requires = "simulate", value_parser = parse_duration)]
+    away: Option<Duration>,
+    /// Of the simulation: another number, other random delays
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "simulate")]
+    seed: u64,
     /// The result as JSON, and no progress
     #[arg(long)]
     json: bool,
@@ -221,10 +247,30 @@ struct StatusArgs {
 }
 
 #[derive(Args)]
+struct TopArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+#[derive(Args)]
+struct DoctorArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    flags: ServeFlags,
+    /// The findings as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 struct DrainArgs {
     /// What the clients are told
     #[arg(long, value_name = "R", default_value = "drain")]
     reason: String,
+    /// Returns as soon as the drain has begun
+    #[arg(long)]
+    no_wait: bool,
     #[command(flatten)]
     api: ApiArgs,
 }
@@ -295,15 +341,38 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             let status = admin::status(&target).map_err(Failure::Failed)?;
             print(&if args.api.json { admin::json(&status) } else { admin::human(&status) })
         }
+        Command::Top(args) => {
+            let target = args.api.target()?;
+            let is_seen = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+            if is_seen && !args.api.json {
+                return top::watch(target).map_err(Failure::Failed);
+            }
+            print(&top::once(&target, args.api.json).map_err(Failure::Failed)?)
+        }
         Command::Drain(args) => {
             let target = args.api.target()?;
-            let status = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
-            print(&if args.api.json { admin::json(&status) } else { admin::drain_begun(&status) })
+            let begun = admin::drain(&target, &args.reason).map_err(Failure::Failed)?;
+            if args.no_wait {
+                return print(&if args.api.json { admin::json(&begun) } else { admin::drain_begun(&begun) });
+            }
+            if !args.api.json {
+                print(&admin::drain_begun(&begun))?;
+            }
+            let ended = drain::wait(&target, begun, args.api.json).map_err(Failure::Failed)?;
+            print(&if args.api.json { admin::json(&ended.status) } else { ended.line() })
+        }
+        Command::Doctor(args) => {
+            let diagnosis = doctor::examine(&args.config.settings(&args.flags)?);
+            print(&if args.json { format!("{:#}\n", diagnosis.json()) } else { diagnosis.text() })?;
+            match diagnosis.failed() {
+                0 => Ok(()),
+                1 => Err(Failure::Failed(anyhow!("one check fails"))),
+                failed => Err(Failure::Failed(anyhow!("{failed} checks fail"))),
+            }
         }
         Command::Backup(args) => back_up(&args),
         Command::Chat(args) => {
-            let tokens = args.public.tokens()?;
-            let token = tokens(&args.user).map_err(Failure::Failed)?;
+            let token = args.public.tokens()?.one(&args.user).map_err(Failure::Failed)?;
             let mut client = bowline_client::Config::with_token(&args.public.url()?, &token);
             client.trust = args.public.trust()?;
             client.settings.device_id = args.device;
@@ -312,6 +381,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
             chat::run(chat::Options { user, to, conversation, room, client }).map_err(Failure::Failed)
         }
         Command::Bench(args) => run_bench(args),
+        Command::BenchWorker => bench::run_as_process().map_err(Failure::Failed),
         Command::Config { command } => run_config(command),
     }
 }
@@ -330,19 +400,38 @@ fn back_up(args: &BackupArgs) -> Result<(), Failure> {
 }
 
 fn run_bench(args: BenchArgs) -> Result<(), Failure> {
-    let report = bench::run(bench::Options {
-        scenario: args.scenario,
-        url: args.public.url()?,
-        trust: args.public.trust()?,
-        connections: args.connections,
-        duration: args.duration,
-        rate: args.rate,
-        body_bytes: args.body_bytes,
-        server_pid: args.server_pid,
-        tokens: args.public.tokens()?,
-        quiet: args.json || !std::io::stderr().is_terminal(),
-    })
-    .map_err(Failure::Failed)?;
+    let report = match args.simulate {
+        Some(_) if args.scenario != bench::Scenario::Storm => {
+            let error = anyhow!("--simulate is for bench storm; the other scenarios need a server");
+            return Err(Failure::Usage(error));
+        }
+        Some(clients) => {
+            let away_ms = args.away.map_or(0, |away| away.as_millis() as u64);
+            let simulation =
+                bench::Simulation { clients, accept_rate: args.accept_rate, away_ms, seed: args.seed };
+            simulation.run().report(&simulation)
+        }
+        None => {
+            let duration = args.duration.unwrap_or(match args.scenario {
+                bench::Scenario::Storm => Duration::from_secs(600),
+                _ => Duration::from_secs(10),
+            });
+            bench::run(&bench::Options {
+                scenario: args.scenario,
+                url: args.public.url()?,
+                connections: args.connections,
+                duration,
+                rate: args.rate.filter(|rate| *rate != 0.0),
+                in_flight: args.in_flight,
+                publishers: args.publishers,
+                body_bytes: args.body_bytes,
+                server_pid: args.server_pid,
+                processes: args.processes,
+                tokens: args.public.tokens()?,
+                quiet: args.json || !std::io::stderr().is_terminal(),
+            })?
+        }
+    };
     print(&if args.json { format!("{:#}\n", report.json()) } else { report.table() })
 }
 
@@ -428,21 +517,20 @@ impl PublicArgs {
     }
 
     /// Makes tokens for users: the one that was given, or signed ones.
-    fn tokens(&self) -> Result<bench::Tokens, Failure> {
+    fn tokens(&self) -> Result<Tokens, Failure> {
         if let Some(token) = self.token.clone() {
-            return Ok(Arc::new(move |_| Ok(token.clone())));
+            return Ok(Tokens::Given(token));
         }
         let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
         // A server that is only named by its address may give demo tokens; its secret is not known here.
         let is_only_named = self.url.is_some() && self.config.data.is_none() && !config.auth.has_key();
-        if let (true, Some(url)) = (is_only_named, self.url.clone())
-            && token::demo(&url, "bowline", self.ca.as_deref()).is_ok()
-        {
-            let ca = self.ca.clone();
-            return Ok(Arc::new(move |user| token::demo(&url, user, ca.as_deref())));
+        if let (true, Some(url)) = (is_only_named, self.url.clone()) {
+            let demo = Tokens::Demo { url, ca: self.ca.clone() };
+            if demo.one("bowline").is_ok() {
+                return Ok(demo);
+            }
         }
-        let signer = token::Signer::for_config(&config)?;
-        Ok(Arc::new(move |user| signer.sign(&bowline_protocol::UserId::parse(user)?, None, TOKEN_TTL)))
+        Ok(Tokens::Signed(token::Signer::for_config(&config)?))
     }
 }
 

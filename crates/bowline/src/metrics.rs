@@ -1,5 +1,6 @@
 //! Metrics in the text format of OpenMetrics. Roles count in plain numbers; this gives them names when asked.
 
+use crate::process::Process;
 use bowline_delivery::persist::Ledger;
 use prometheus_client::{
     collector::Collector,
@@ -18,6 +19,8 @@ pub struct Snapshot {
     pub router: bowline_router::Snapshot,
     /// `None` when the store could not be read: then there are no series, rather than wrong ones.
     pub ledger: Option<LedgerTotals>,
+    /// `None` where the system does not tell.
+    pub process: Option<Process>,
 }
 
 /// One message for one recipient is one unit.
@@ -47,6 +50,7 @@ pub fn reference() -> Result<String, fmt::Error> {
             ..Default::default()
         },
         ledger: Some(LedgerTotals::default()),
+        process: Some(Process { cpu_s: 0.0, resident_bytes: 0 }),
         ..Snapshot::default()
     };
     let text = encode(snapshot)?;
@@ -79,8 +83,11 @@ impl Collector for Snapshot {
         let mut out = Out(encoder);
         self.encode_gateway(&mut out)?;
         self.encode_router(&mut out)?;
-        match &self.ledger {
-            Some(ledger) => encode_ledger(ledger, &mut out),
+        if let Some(ledger) = &self.ledger {
+            encode_ledger(ledger, &mut out)?;
+        }
+        match &self.process {
+            Some(process) => encode_process(process, &mut out),
             None => Ok(()),
         }
     }
@@ -228,6 +235,13 @@ fn encode_ledger(ledger: &LedgerTotals, out: &mut Out<'_>) -> fmt::Result {
     // The store keeps one total: no reason for giving up a durable message exists.
     out.counters("bowline_ledger_dropped", "Messages given up", "reason", &[("unknown", totals.dropped)])?;
     out.gauge("bowline_ledger_waiting", "Messages that wait in inboxes", *waiting)
+}
+
+/// Under the names that every exporter uses.
+fn encode_process(process: &Process, out: &mut Out<'_>) -> fmt::Result {
+    out.describe("process_cpu_seconds", "CPU time of the process", MetricType::Counter)?
+        .encode_counter::<NoLabels, _, u64>(&process.cpu_s, None)?;
+    out.gauge("process_resident_memory_bytes", "Memory of the process", process.resident_bytes)
 }
 
 struct Out<'a>(DescriptorEncoder<'a>);

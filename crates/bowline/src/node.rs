@@ -1,6 +1,9 @@
 //! This node as operators see it: status, readiness, metrics.
 
-use crate::metrics::{self, LedgerTotals, Snapshot};
+use crate::{
+    metrics::{self, LedgerTotals, Snapshot},
+    process::Process,
+};
 use bowline_api::{Drain, Requests, RoomMessage, State, Status, Transport, Transports};
 use bowline_delivery::persist::{Found, Query};
 use bowline_gateway::{Handle as Gateway, RoomPost};
@@ -110,6 +113,7 @@ impl bowline_api::Node for Node {
             devices: status.devices as u64,
             router: self.router.snapshot(),
             ledger: self.ledger(),
+            process: Process::this(),
         };
         metrics::encode(snapshot).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics cannot be written");

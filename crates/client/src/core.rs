@@ -339,6 +339,15 @@ impl Core {
 
     /// The connection ended, or could not be made (`code` none).
     pub fn on_closed(&mut self, code: Option<u16>, reason: &str, now: u64) {
+        self.on_ended(code, reason, None, now);
+    }
+
+    /// The server turned the connection away before it was one, and asked for this much time.
+    pub fn on_refused(&mut self, reason: &str, retry_after_ms: Option<u64>, now: u64) {
+        self.on_ended(None, reason, retry_after_ms, now);
+    }
+
+    fn on_ended(&mut self, code: Option<u16>, reason: &str, asked_ms: Option<u64>, now: u64) {
         if matches!(self.state, State::Away { .. } | State::Stopped { .. }) {
             return;
         }
@@ -349,7 +358,7 @@ impl Core {
         // The last frame says more than the close code, on TCP it is all there is.
         let (code, reason, retry_after) = match self.closing.take() {
             Some((code, reason, retry)) => (Some(code), reason, retry),
-            None => (code, reason.to_owned(), None),
+            None => (code, reason.to_owned(), asked_ms),
         };
         self.timelines.values_mut().for_each(Timeline::on_disconnected);
         self.fetches.clear();
@@ -983,6 +992,17 @@ mod tests {
         core.on_time(due);
         assert_eq!(brief(&mut core), ["> room.join full"]);
         assert_eq!(core.next_due(), Some(45_000));
+    }
+
+    #[test]
+    fn a_refused_client_waits_as_long_as_it_was_asked_to() {
+        let mut core = core();
+        core.on_time(0);
+        core.on_refused("429", Some(5_000), 10);
+        let due = core.next_due().unwrap();
+        assert!((5_010..=6_010).contains(&due), "{due}");
+        core.on_time(due);
+        assert!(brief(&mut core).contains(&"connect fresh=false".to_owned()));
     }
 
     #[test]

@@ -329,30 +329,58 @@ impl Driver {
         let attempt = async {
             let token = (self.config.token)(fresh_token).await?;
             let socket = Socket::open(&self.address, &self.config).await?;
-            Ok::<_, String>((token, socket))
+            Ok::<_, NotOpened>((token, socket))
         };
-        let result =
-            time::timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| Err("it takes too long".into()));
+        let result = time::timeout(CONNECT_TIMEOUT, attempt)
+            .await
+            .unwrap_or_else(|_| Err("it takes too long".to_owned().into()));
         let now = self.now();
         match result {
             Ok((token, socket)) => {
                 self.socket = Some(socket);
                 self.core.on_opened(&token, now);
             }
-            Err(reason) => self.core.on_closed(None, &reason, now),
+            Err(NotOpened { reason, retry_after_ms }) => self.core.on_refused(&reason, retry_after_ms, now),
         }
     }
 }
 
+/// Why there is no connection, and what the server asked for.
+struct NotOpened {
+    reason: String,
+    retry_after_ms: Option<u64>,
+}
+
+impl From<String> for NotOpened {
+    fn from(reason: String) -> Self {
+        Self { reason, retry_after_ms: None }
+    }
+}
+
+impl From<tungstenite::Error> for NotOpened {
+    fn from(error: tungstenite::Error) -> Self {
+        let retry_after_ms = match &error {
+            tungstenite::Error::Http(answer) => answer
+                .headers()
+                .get("retry-after")
+                .and_then(|seconds| seconds.to_str().ok()?.trim().parse::<u64>().ok())
+                .map(|seconds| seconds.saturating_mul(1000)),
+            _ => None,
+        };
+        Self { reason: error.to_string(), retry_after_ms }
+    }
+}
+
 impl Socket {
-    async fn open(address: &Address, config: &Config) -> Result<Self, String> {
+    async fn open(address: &Address, config: &Config) -> Result<Self, NotOpened> {
         let stream = address.dial(config.trust.as_ref()).await.map_err(|error| error.to_string())?;
         if !address.is_web_socket {
             return Ok(Self::Tcp { stream, buffer: Vec::new() });
         }
         let sizes = WebSocketConfig::default().read_buffer_size(4096).write_buffer_size(4096);
-        let opened = tokio_tungstenite::client_async_with_config(&config.url, stream, Some(sizes)).await;
-        opened.map(|(stream, _)| Self::Ws(Box::new(stream))).map_err(|error| error.to_string())
+        let (stream, _) =
+            tokio_tungstenite::client_async_with_config(&config.url, stream, Some(sizes)).await?;
+        Ok(Self::Ws(Box::new(stream)))
     }
 
     /// The next message. Dropping the future loses nothing.

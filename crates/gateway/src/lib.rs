@@ -25,6 +25,7 @@ mod wire;
 pub use bowline_rooms::{Limits as RoomLimits, Post as RoomPost, Refused as RoomRefused};
 pub use bowline_session::RoomJoin;
 pub use config::Config;
+pub use gate::{Gate, Turned, sessions_by_file_limit};
 pub use handle::{
     Addresses, Bound, DrainStatus, Gateway, Handle, SessionKey, State, Status, TransportStatus,
 };

@@ -208,7 +208,7 @@ impl Settings {
         self.values.get(path)
     }
 
-    fn text(&self, path: &str) -> Option<&str> {
+    pub fn text(&self, path: &str) -> Option<&str> {
         match self.setting(path) {
             Some(Setting { value: Value::Text(text), .. }) => Some(text),
             _ => None,
@@ -223,14 +223,14 @@ impl Settings {
         matches!(self.setting(path), Some(Setting { value: Value::Bool(true), .. }))
     }
 
-    fn list(&self, path: &str) -> &[String] {
+    pub fn list(&self, path: &str) -> &[String] {
         match self.setting(path) {
             Some(Setting { value: Value::List(items), .. }) => items,
             _ => &[],
         }
     }
 
-    fn int<T: TryFrom<u64>>(&self, path: &str) -> T {
+    pub fn int<T: TryFrom<u64>>(&self, path: &str) -> T {
         let value = match self.setting(path) {
             Some(Setting { value: Value::Int(value), .. }) => *value,
             _ => 0,
@@ -238,7 +238,7 @@ impl Settings {
         T::try_from(value).ok().expect("the table bounds every number to what its field holds")
     }
 
-    fn address(&self, key: &'static str) -> Result<SocketAddr, Error> {
+    pub fn address(&self, key: &'static str) -> Result<SocketAddr, Error> {
         use std::net::ToSocketAddrs;
         let text = self.text(key).unwrap_or_default();
         let fail = |error| Error::Address {

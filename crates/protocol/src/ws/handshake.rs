@@ -41,6 +41,11 @@ impl Refused {
         Self::new(400, ErrorCode::Malformed, message)
     }
 
+    /// The same in seconds, as HTTP has it.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))
+    }
+
     /// Appends the whole HTTP answer.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut body = Vec::with_capacity(64 + self.message.len());
@@ -75,8 +80,8 @@ impl Refused {
             426 => head.push_str("Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"),
             _ => {}
         }
-        if let Some(ms) = self.retry_after_ms {
-            head.push_str(&format!("Retry-After: {}\r\n", ms.div_ceil(1000).max(1)));
+        if let Some(seconds) = self.retry_after_s() {
+            head.push_str(&format!("Retry-After: {seconds}\r\n"));
         }
         head.push_str("\r\n");
         out.extend_from_slice(head.as_bytes());
