@@ -378,7 +378,7 @@ impl Client {
             due = due.min(time);
         }
         for timeline in self.timelines.values() {
-            due = timeline.next_fetch().map_or(due, |at| due.min(at));
+            due = timeline.fetch_at(now).map_or(due, |at| due.min(at));
         }
         for outgoing in &self.outbox {
             due = outgoing.not_before.map_or(due, |at| due.min(at));
@@ -518,7 +518,7 @@ impl Client {
         let due: Vec<usize> = self
             .timelines
             .iter()
-            .filter(|(_, timeline)| timeline.next_fetch().is_some_and(|at| at <= now))
+            .filter(|(_, timeline)| timeline.fetch_at(now) == Some(now))
             .map(|(conversation, _)| *conversation)
             .collect();
         for conversation in due {

@@ -35,12 +35,12 @@ impl Timeline {
         self.in_vain.is_some()
     }
 
-    /// When to ask for what is missing.
-    pub fn next_fetch(&self) -> Option<Instant> {
+    /// Whether to ask for what is missing now, or else when.
+    pub fn fetch_at(&self, now: Instant) -> Option<Instant> {
         if self.is_fetching || self.contiguous() >= self.wants() {
             return None;
         }
-        Some(self.in_vain.unwrap_or_else(Instant::now))
+        Some(self.in_vain.map_or(now, |at| at.max(now)))
     }
 
     pub fn on_fetching(&mut self) {
