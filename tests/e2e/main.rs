@@ -17,6 +17,7 @@ macro_rules! on_both {
 mod api;
 mod backpressure;
 mod bad_input;
+mod check;
 mod churn;
 mod cli;
 mod connect;
