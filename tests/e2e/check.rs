@@ -14,7 +14,10 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(120);
 
 fn check(arguments: &[&str], environment: &[(&str, &str)]) -> Ended {
-    let arguments = [&["check", "--json"], arguments].concat();
+    let is_own = !arguments.contains(&"--url");
+    let trial = ["--set", "links.trial_delay_ms=20", "--set", "links.trial_not_here_permille=20"];
+    let trial = if is_own && bowline_tests::server::trial() { &trial[..] } else { &[] };
+    let arguments = [&["check", "--json"], arguments, trial].concat();
     bowline_within(LIMIT, &arguments, environment)
 }
 
@@ -126,45 +129,55 @@ fn a_server_that_cannot_be_checked_is_no_verdict() {
 
 /// Checks a server through a proxy that is wrong in this way.
 fn check_wrong(wrong: Wrong) -> Ended {
-    let _turn = bowline_tests::turn();
     let server = Server::start();
     let proxy = Proxy::start(server.ws(), server.tcp(), wrong);
     let (ws, tcp) = (format!("ws://{}/ws", proxy.ws), format!("tcp://{}", proxy.tcp));
-    let load = ["--duration", "4s", "--users", "8", "--seed", "3", "--token-secret", token::SECRET];
+    let load = ["--duration", "3s", "--users", "8", "--seed", "3", "--token-secret", token::SECRET];
     let ended = check(&[&["--url", &ws, "--url", &tcp], &load[..]].concat(), &[]);
     assert_eq!(proxy.has_done_wrong(), wrong != Wrong::Nothing, "{wrong:?}: {ended:?}");
     ended
 }
 
+/// All of these are wrong in a way that is found under this name.
+fn are_found(name: &str, wrongs: &[Wrong]) {
+    let _turn = bowline_tests::turn();
+    std::thread::scope(|scope| {
+        for wrong in wrongs {
+            scope.spawn(|| is_violated(&check_wrong(*wrong), name));
+        }
+    });
+}
+
 #[test]
 fn a_proxy_that_does_nothing_wrong_is_clean() {
+    let _turn = bowline_tests::turn();
     is_clean(&check_wrong(Wrong::Nothing));
 }
 
 #[test]
 fn what_is_lost_is_found() {
-    for wrong in [Wrong::Lost, Wrong::Forgotten, Wrong::AckedOnly] {
-        is_violated(&check_wrong(wrong), "lost");
-    }
+    are_found("lost", &[Wrong::Lost, Wrong::Forgotten, Wrong::AckedOnly]);
 }
 
 #[test]
 fn what_is_doubled_is_found() {
-    for wrong in [Wrong::PushedTwice, Wrong::Renumbered, Wrong::RowTwice] {
-        is_violated(&check_wrong(wrong), "doubled");
-    }
+    are_found("doubled", &[Wrong::PushedTwice, Wrong::Renumbered, Wrong::RowTwice]);
 }
 
 #[test]
-fn what_is_out_of_order_left_out_spoiled_or_miscounted_is_found() {
-    for (wrong, found) in [
-        (Wrong::Swapped, "reordered"),
-        (Wrong::NotPushed, "gaps"),
-        (Wrong::Spoiled, "changed"),
-        (Wrong::Unread, "miscounted"),
-    ] {
-        is_violated(&check_wrong(wrong), found);
-    }
+fn what_is_out_of_order_is_found() {
+    are_found("reordered", &[Wrong::Swapped]);
+}
+
+#[test]
+fn what_is_left_out_is_found() {
+    are_found("gaps", &[Wrong::NotPushed]);
+}
+
+#[test]
+fn what_is_spoiled_or_miscounted_is_found() {
+    are_found("changed", &[Wrong::Spoiled]);
+    are_found("miscounted", &[Wrong::Unread]);
 }
 
 /// A run whose server stands on a disk with this fault: a kill is a power cut.

@@ -197,11 +197,6 @@ struct Line {
     to_review: VecDeque<usize>,
 }
 
-enum Event {
-    Frame(anyhow::Result<Frame>),
-    Time,
-}
-
 impl Device {
     pub async fn run(self) {
         let Self { index, plan, groups, shared, phase, mut urls } = self;
@@ -337,15 +332,15 @@ impl Client {
             let Some(line) = &mut self.line else {
                 return End { by_us: None, why: "no connection".into(), away: Duration::ZERO };
             };
-            let event = tokio::select! {
-                frame = line.socket.next() => Event::Frame(frame),
-                () = time::sleep_until(due) => Event::Time,
-                _ = self.phase.changed() => Event::Time,
+            let frame = tokio::select! {
+                frame = line.socket.next() => Some(frame),
+                () = time::sleep_until(due) => None,
+                _ = self.phase.changed() => None,
             };
-            let done = match event {
-                Event::Frame(Ok(frame)) => self.on_frame(frame).await,
-                Event::Frame(Err(error)) => Err(error),
-                Event::Time => Ok(()),
+            let done = match frame {
+                Some(Ok(frame)) => self.on_frame(frame).await,
+                Some(Err(error)) => Err(error),
+                None => Ok(()),
             };
             let done = match done {
                 Ok(()) => self.on_time().await,

@@ -30,6 +30,7 @@ use std::{
     time::Duration,
 };
 use tokio::{
+    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     time::{self, Instant},
 };
@@ -148,14 +149,40 @@ async fn conduct(
         written.and_then(|()| writer.finish()).map(|()| (judge.finish(last_us), last_us as f64 / 1e6))
     });
     let judging = judging.context("the judge's thread cannot be started")?;
-    let ran = play(options, plan, &recorder, folder).await;
+    let mut interrupts = interrupts()?;
+    let ran = tokio::select! {
+        ran = play(options, plan, &recorder, folder, interrupts.clone()) => ran,
+        _ = interrupts.wait_for(|count| *count > 1) => Err(anyhow!("interrupted")),
+    };
     drop(recorder);
     let judged = tokio::task::spawn_blocking(move || judging.join());
     let judged = judged.await?.map_err(|_| anyhow!("the judge's thread has failed"))?;
     ran.and(judged)
 }
 
-async fn play(options: &Options, plan: &Plan, recorder: &Recorder, folder: &Path) -> anyhow::Result<()> {
+/// How often this program was asked to end: the first time what was done so far is judged, the second time it ends.
+fn interrupts() -> anyhow::Result<watch::Receiver<u32>> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (count, receiver) = watch::channel(0);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            count.send_modify(|count| *count += 1);
+        }
+    });
+    Ok(receiver)
+}
+
+async fn play(
+    options: &Options,
+    plan: &Plan,
+    recorder: &Recorder,
+    folder: &Path,
+    mut interrupts: watch::Receiver<u32>,
+) -> anyhow::Result<()> {
     let (mut own, urls, ledger) = match &options.at {
         At::Own(own) => {
             let server = Server::start(Setup {
@@ -196,11 +223,20 @@ async fn play(options: &Options, plan: &Plan, recorder: &Recorder, folder: &Path
     let until = Instant::now() + options.duration;
     let progress = tokio::spawn(progress(options.duration, options.quiet));
     let seed = options.seed ^ 0x6b69_6c6c;
+    let stop = watch::Sender::new(false);
+    let mut stopped = stop.subscribe();
+    let loading = load_until(until, own.as_mut(), seed, ledger.as_ref(), recorder, &urls, &mut stopped);
+    let stopping = async {
+        tokio::select! {
+            () = crew.fatal() => {}
+            _ = interrupts.wait_for(|count| *count > 0) => {}
+        }
+        stop.send_replace(true);
+        std::future::pending::<()>().await;
+    };
     let loaded = tokio::select! {
-        ended = load_until(until, own.as_mut(), seed, ledger.as_ref(), recorder, &urls) => ended,
-        () = crew.fatal() => Ok(()),
-        // What was done until then is judged.
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        ended = loading => ended,
+        () = stopping => Ok(()),
     };
     progress.abort();
     loaded?;
@@ -241,17 +277,17 @@ async fn load_until(
     ledger: Option<&LedgerSource>,
     recorder: &Recorder,
     urls: &watch::Sender<Vec<String>>,
+    stop: &mut watch::Receiver<bool>,
 ) -> anyhow::Result<()> {
     if let Some(server) = own {
-        return server.torment(until, seed, recorder, urls).await;
+        return server.torment(until, seed, recorder, urls, stop).await;
     }
-    let Some(source) = ledger else {
-        time::sleep_until(until).await;
-        return Ok(());
-    };
-    while Instant::now() < until {
-        servers::note_ledger(source, recorder, false).await?;
-        time::sleep_until(until.min(Instant::now() + LEDGER_EVERY)).await;
+    while Instant::now() < until && !*stop.borrow() {
+        if let Some(source) = ledger {
+            servers::note_ledger(source, recorder, false).await?;
+        }
+        let next = until.min(Instant::now() + LEDGER_EVERY);
+        let _ = time::timeout_at(next, stop.wait_for(|stop| *stop)).await;
     }
     Ok(())
 }

@@ -117,29 +117,32 @@ impl Server {
         Ok(())
     }
 
-    /// Kills and starts again until the time is over, and leaves the server running.
+    /// Kills and starts again until the time is over or nobody wants any more, and leaves the server running.
     pub async fn torment(
         &mut self,
         until: Instant,
         seed: u64,
         recorder: &Recorder,
         urls: &watch::Sender<Vec<String>>,
+        stop: &mut watch::Receiver<bool>,
     ) -> anyhow::Result<()> {
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut last = Instant::now();
+        let began = Instant::now();
+        let mut last = began;
         loop {
-            let left = until.saturating_duration_since(last);
             let mut wait = Duration::from_millis(random.u64(KILL_AFTER_MS));
-            // However short the run, it has one.
-            if last.elapsed() < Duration::from_millis(1) {
-                wait = wait.min(left / 2);
+            if last == began {
+                // However short the run, it has one.
+                wait = wait.min(until.saturating_duration_since(began) / 2);
             }
             let due = last + wait;
-            if due >= until {
-                time::sleep_until(until).await;
+            let is_stopped = tokio::select! {
+                () = time::sleep_until(due.min(until)) => false,
+                stopped = stop.wait_for(|stop| *stop) => stopped.is_ok(),
+            };
+            if is_stopped || due >= until {
                 return Ok(());
             }
-            time::sleep_until(due).await;
             note_ledger(&self.ledger(), recorder, false).await?;
             last = Instant::now();
             self.kill()?;
