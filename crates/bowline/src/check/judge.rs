@@ -134,6 +134,8 @@ struct Device {
     conversations: BTreeMap<usize, Holding>,
     connection: Option<Connection>,
     was_connected: bool,
+    /// What was announced on the last connection. A session that is resumed goes on from there.
+    noticed: HashMap<usize, u64>,
     /// Positions that were durable for this device when it began to connect.
     proven: HashMap<usize, u64>,
     page: Option<(usize, u64)>,
@@ -247,6 +249,7 @@ impl Judge {
                 conversations: BTreeMap::new(),
                 connection: None,
                 was_connected: false,
+                noticed: HashMap::new(),
                 proven: HashMap::new(),
                 page: None,
                 is_reviewing: false,
@@ -382,10 +385,12 @@ impl Judge {
             let during = std::mem::take(&mut holding.during);
             holding.before.merge(&during);
         }
+        let noticed = std::mem::take(&mut device.noticed).into_iter().filter(|_| resumed);
+        let live = |(index, noticed)| (index, Live { noticed, ..Live::default() });
         device.connection = Some(Connection {
             since_us: us,
             resumed,
-            live: HashMap::new(),
+            live: noticed.map(live).collect(),
             told: HashMap::new(),
             probe: None,
             sure: HashMap::new(),
@@ -396,6 +401,8 @@ impl Judge {
     fn on_closed(&mut self, us: u64, device: usize) {
         let Some(connection) = self.devices[device].connection.take() else { return };
         let is_settled = us.saturating_sub(connection.since_us) >= TOLD_WITHIN_US;
+        let noticed = connection.live.iter().map(|(index, live)| (*index, live.noticed));
+        self.devices[device].noticed = noticed.collect();
         for (index, holding) in &self.devices[device].conversations {
             let nothing = Live::default();
             let live = connection.live.get(index).unwrap_or(&nothing);

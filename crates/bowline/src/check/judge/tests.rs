@@ -183,6 +183,19 @@ fn what_is_as_promised_is_clean() {
         b1 pushed ab 1 m1@alice
         wait";
     check("a session that was held goes on", resumed, &[]);
+    let announced = "b1 closes
+        a1 sends ab m1
+        a1 acked ab 1 m1
+        a2 pushed ab 1 m1@alice
+        b1 connects
+        b1 noticed ab 1
+        b1 closes
+        b1 connects RESUMED
+        b1 page ab 0
+        b1 row ab 1 m1@alice
+        wait";
+    check("a session that was held knows what was announced", &announced.replace("RESUMED", "resumed"), &[]);
+    check("one that was not is told again", &announced.replace("RESUMED", ""), &[(Kind::Gap, 1)]);
     let unheard = "a1 sends ab m1
         killed
         a1 closes
@@ -282,6 +295,24 @@ fn what_is_there_twice_is_doubled() {
     let number = "b1 sends ab n1
         b1 acked ab 1 n1";
     check("one number for two messages", &format!("{ONE}{number}"), &[(Kind::Doubled, 1), (Kind::Lost, 1)]);
+}
+
+#[test]
+fn a_late_push_is_out_of_order_before_it_is_anything_else() {
+    let late = "a1 sends ab m1
+        a1 sends ab m2
+        a1 acked ab 1 m1
+        a1 acked ab 2 m2
+        a2 pushed ab 1 m1@alice
+        a2 pushed ab 2 m2@alice
+        b1 pushed ab 2 m2@alice
+        b1 page ab 0
+        b1 row ab 1 m1@alice
+        b1 receives ab 2
+        b1 asks q
+        b1 answered q
+        b1 pushed ab 1 m1@alice";
+    check("late, and known to have arrived", late, &[(Kind::Reordered, 1)]);
 }
 
 #[test]
