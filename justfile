@@ -34,6 +34,10 @@ fuzz target="all" seconds="10":
 churn count="100000":
     ./scripts/churn {{count}}
 
+# Delivery under kills, judged by what clients saw
+check duration="30m" *flags:
+    cargo run --release -- check --duration {{duration}} {{flags}}
+
 # The API against its own description
 openapi *flags:
     ./scripts/openapi-check {{flags}}

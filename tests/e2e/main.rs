@@ -18,6 +18,7 @@ mod api;
 mod backpressure;
 mod bad_input;
 mod bench;
+mod check;
 mod churn;
 mod cli;
 mod compression;

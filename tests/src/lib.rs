@@ -7,6 +7,7 @@ pub mod client;
 pub mod disk;
 pub mod http;
 pub mod metrics;
+pub mod proxy;
 pub mod raw;
 pub mod rolling;
 pub mod server;

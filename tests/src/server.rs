@@ -72,15 +72,20 @@ pub struct Ended {
 
 /// Runs `bowline` with these arguments to its end.
 pub fn bowline(arguments: &[&str]) -> Ended {
-    let mut command = command();
-    command.args(arguments);
-    run(command, &arguments.join(" "))
+    bowline_within(PATIENCE, arguments, &[])
 }
 
-fn run(mut command: Command, what: &str) -> Ended {
+/// The same with variables of its environment, for what takes longer.
+pub fn bowline_within(limit: Duration, arguments: &[&str], environment: &[(&str, &str)]) -> Ended {
+    let mut command = command();
+    command.args(arguments).envs(environment.iter().copied());
+    run(command, &arguments.join(" "), limit)
+}
+
+fn run(mut command: Command, what: &str, limit: Duration) -> Ended {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("bowline {what}: {error}"));
     let (stdout, stderr) = (collect(child.stdout.take()), collect(child.stderr.take()));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + limit;
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child can be waited for") {
             break Some(status);
@@ -94,7 +99,7 @@ fn run(mut command: Command, what: &str) -> Ended {
     };
     let (stdout, stderr) = (stdout.join().expect("reading ends"), stderr.join().expect("reading ends"));
     let Some(status) = status else {
-        panic!("`bowline {what}` did not end within {PATIENCE:?}\n{stdout}\n{stderr}")
+        panic!("`bowline {what}` did not end within {limit:?}\n{stdout}\n{stderr}")
     };
     Ended { code: status.code(), stdout, stderr }
 }
@@ -243,7 +248,7 @@ impl Setup {
 
     /// Starts a server that is meant to refuse.
     pub fn start_in_vain(self) -> Ended {
-        run(self.command(), "serve")
+        run(self.command(), "serve", PATIENCE)
     }
 }
 

@@ -1,13 +1,14 @@
 //! The command line: names and exit codes. 0 done, 1 failed, 2 usage or configuration.
 
 use crate::{
-    admin, bench, chat,
+    admin, bench, chat, check,
     config::{self, Config, Note, Settings, Sources, text},
     data::DataDir,
     doctor, drain, errors, metrics, serve,
     token::{self, Tokens},
     top,
 };
+use crate::{random, random_text};
 use anyhow::{Context, anyhow};
 use bowline_client::Trust;
 use bowline_store::sqlite::{self, BackupError};
@@ -65,6 +66,8 @@ enum Command {
     /// A process of `bench`; the job comes from standard input
     #[command(hide = true)]
     BenchWorker,
+    /// Loads servers, kills them, and judges whether what is promised holds
+    Check(CheckArgs),
     /// Shows or checks the configuration
     Config {
         #[command(subcommand)]
@@ -222,6 +225,43 @@ struct BenchArgs {
     /// The result as JSON, and no progress
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Args)]
+struct CheckArgs {
+    /// ws://host:port/ws or tcp://host:port of a running server, any number of times; it is loaded, and not killed
+    /// [default: a server is started for the run, and killed every few seconds]
+    #[arg(long, value_name = "URL")]
+    url: Vec<String>,
+    /// How long to send: 90s, 15m
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = parse_duration)]
+    duration: Duration,
+    /// Users; half of them have two devices or three
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(2..=10_000))]
+    users: u64,
+    /// Messages a second in all
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    rate: u64,
+    /// What the load follows from [default: random]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Where to keep what the clients saw [default: kept in a temporary folder when the verdict is not clean]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// The verdict as JSON, and no progress
+    #[arg(long)]
+    json: bool,
+    /// With --url, the secret that signs the tokens of the run [default: as `bench` and `chat` find it]
+    #[arg(long, value_name = "S", requires = "url")]
+    token_secret: Option<String>,
+    /// With --url, the address of its API, where the ledger is looked at as well
+    #[arg(long, value_name = "URL", requires = "url")]
+    api_url: Option<String>,
+    /// Key of that API
+    #[arg(long, value_name = "K", env = "BOWLINE_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+    #[command(flatten)]
+    config: ConfigArgs,
 }
 
 /// Which server is asked.
@@ -382,6 +422,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
         }
         Command::Bench(args) => run_bench(args),
         Command::BenchWorker => bench::run_as_process().map_err(Failure::Failed),
+        Command::Check(args) => run_check(args),
         Command::Config { command } => run_config(command),
     }
 }
@@ -433,6 +474,30 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
         }
     };
     print(&if args.json { format!("{:#}\n", report.json()) } else { report.table() })
+}
+
+fn run_check(args: CheckArgs) -> Result<(), Failure> {
+    let (at, tokens) = args.at()?;
+    let seed = match args.seed {
+        Some(seed) => seed,
+        // Short enough to be typed again.
+        None => u64::from(u32::from_le_bytes(
+            random().map_err(Failure::Failed)?[..4].try_into().expect("4 of 16 bytes"),
+        )),
+    };
+    let report = check::run(check::Options {
+        at,
+        duration: args.duration,
+        users: args.users as usize,
+        rate: args.rate,
+        seed,
+        tokens: std::sync::Arc::new(tokens),
+        history: args.history,
+        quiet: args.json || !std::io::stderr().is_terminal(),
+    })
+    .map_err(Failure::Failed)?;
+    print(&if args.json { format!("{:#}\n", report.json()) } else { report.human() })?;
+    if report.is_clean() { Ok(()) } else { Err(Failure::Failed(anyhow!(report.broken()))) }
 }
 
 fn run_config(command: ConfigCommand) -> Result<(), Failure> {
@@ -499,6 +564,79 @@ impl ConfigArgs {
     }
 }
 
+impl CheckArgs {
+    /// Which servers, and who signs for their users.
+    fn at(&self) -> Result<(check::At, Tokens), Failure> {
+        for url in &self.url {
+            check::address_of(url).map_err(Failure::Usage)?;
+        }
+        if self.url.is_empty() {
+            return self.own();
+        }
+        let tokens = match &self.token_secret {
+            Some(secret) => {
+                let set = [self.config.set.clone(), vec![format!("auth.secret={secret}")]].concat();
+                signed(&ConfigArgs { set, ..self.config.clone() })?
+            }
+            None => {
+                let first_ws = self.url.iter().find(|url| url.starts_with("ws://"));
+                tokens(first_ws.or(self.url.first()), None, &self.config)?
+            }
+        };
+        let ledger = self.api_url.as_ref().map(|url| check::LedgerSource {
+            url: format!("{}/metrics", url.trim_end_matches('/')),
+            key: self.api_key.clone(),
+        });
+        Ok((check::At::Urls { urls: self.url.clone(), ledger }, tokens))
+    }
+
+    /// A server of its own, with what the command line says about it.
+    fn own(&self) -> Result<(check::At, Tokens), Failure> {
+        let data = self.config.data.as_ref().map(PathBuf::from);
+        if let Some(path) =
+            data.as_deref().filter(|path| path.read_dir().is_ok_and(|mut all| all.next().is_some()))
+        {
+            return Err(Failure::Usage(anyhow!(
+                "--data {}: the server of the run starts with nothing, and this folder is not empty; name another one, or \
+                 check a running server with --url",
+                path.display()
+            )));
+        }
+        let secret = random_text().and_then(|one| Ok(one + &random_text()?)).map_err(Failure::Failed)?;
+        let api_key = random_text().map_err(Failure::Failed)?;
+        let mut arguments = Vec::new();
+        if let Some(file) = &self.config.config {
+            arguments.extend(["--config".to_owned(), file.display().to_string()]);
+        }
+        for set in &self.config.set {
+            arguments.extend(["--set".to_owned(), set.clone()]);
+        }
+        let set = [self.config.set.clone(), vec![format!("auth.secret={secret}")]].concat();
+        let tokens = signed(&ConfigArgs { set, ..self.config.clone() })?;
+        let own = check::OwnServer { arguments, secret, api_key, data };
+        Ok((check::At::Own(Box::new(own)), tokens))
+    }
+}
+
+/// Makes tokens for users: those of a demo server, or signed ones.
+fn tokens(url: Option<&String>, ca: Option<PathBuf>, config: &ConfigArgs) -> Result<Tokens, Failure> {
+    let (settings, _) = config.settings(&ServeFlags::default())?.config()?;
+    // A server that is only named by its address may give demo tokens; its secret is not known here.
+    let is_only_named = url.is_some() && config.data.is_none() && !settings.auth.has_key();
+    if let (true, Some(url)) = (is_only_named, url.cloned()) {
+        let demo = Tokens::Demo { url, ca };
+        if demo.one("bowline").is_ok() {
+            return Ok(demo);
+        }
+    }
+    signed(config)
+}
+
+fn signed(config: &ConfigArgs) -> Result<Tokens, Failure> {
+    let (config, _) = config.settings(&ServeFlags::default())?.config()?;
+    Ok(Tokens::Signed(token::Signer::for_config(&config)?))
+}
+
 impl PublicArgs {
     fn url(&self) -> Result<String, Failure> {
         match &self.url {
@@ -521,16 +659,7 @@ impl PublicArgs {
         if let Some(token) = self.token.clone() {
             return Ok(Tokens::Given(token));
         }
-        let (config, _) = self.config.settings(&ServeFlags::default())?.config()?;
-        // A server that is only named by its address may give demo tokens; its secret is not known here.
-        let is_only_named = self.url.is_some() && self.config.data.is_none() && !config.auth.has_key();
-        if let (true, Some(url)) = (is_only_named, self.url.clone()) {
-            let demo = Tokens::Demo { url, ca: self.ca.clone() };
-            if demo.one("bowline").is_ok() {
-                return Ok(demo);
-            }
-        }
-        Ok(Tokens::Signed(token::Signer::for_config(&config)?))
+        tokens(self.url.as_ref(), self.ca.clone(), &self.config)
     }
 }
 

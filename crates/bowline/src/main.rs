@@ -4,6 +4,7 @@ mod access;
 mod admin;
 mod bench;
 mod chat;
+mod check;
 mod cli;
 mod config;
 mod data;

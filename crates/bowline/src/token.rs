@@ -144,28 +144,38 @@ fn demo(url: &str, ca: Option<&Path>, users: Vec<String>) -> anyhow::Result<Vec<
         }
         None => Vec::new(),
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
-        let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).tls_certs_merge(trusted).build()?;
-        let mut tokens = vec![String::new(); users.len()];
-        let mut asked = tokio::task::JoinSet::new();
-        let mut users = users.into_iter().enumerate();
-        loop {
-            while asked.len() < DEMO_ASKED_MAX
-                && let Some((number, user)) = users.next()
-            {
-                let (client, ask) = (client.clone(), ask.clone());
-                asked.spawn(async move { Ok((number, demo_one(&client, ask, &user).await?)) });
-            }
-            match asked.join_next().await {
-                Some(answer) => {
-                    let (number, token) = answer.map_err(anyhow::Error::from).flatten()?;
-                    tokens[number] = token;
-                }
-                None => return Ok(tokens),
-            }
+    // On a thread of its own: it is called from asynchronous code as well, which must not be blocked by a second runtime.
+    let asking = move || -> anyhow::Result<Vec<String>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(demo_many(ask, trusted, users))
+    };
+    std::thread::spawn(asking).join().map_err(|_| anyhow!("asking for a demo token failed"))?
+}
+
+async fn demo_many(
+    ask: String,
+    trusted: Vec<reqwest::Certificate>,
+    users: Vec<String>,
+) -> anyhow::Result<Vec<String>> {
+    let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).tls_certs_merge(trusted).build()?;
+    let mut tokens = vec![String::new(); users.len()];
+    let mut asked = tokio::task::JoinSet::new();
+    let mut users = users.into_iter().enumerate();
+    loop {
+        while asked.len() < DEMO_ASKED_MAX
+            && let Some((number, user)) = users.next()
+        {
+            let (client, ask) = (client.clone(), ask.clone());
+            asked.spawn(async move { Ok((number, demo_one(&client, ask, &user).await?)) });
         }
-    })
+        match asked.join_next().await {
+            Some(answer) => {
+                let (number, token) = answer.map_err(anyhow::Error::from).flatten()?;
+                tokens[number] = token;
+            }
+            None => return Ok(tokens),
+        }
+    }
 }
 
 async fn demo_one(client: &reqwest::Client, ask: String, user: &str) -> anyhow::Result<String> {
