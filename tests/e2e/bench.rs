@@ -1,6 +1,6 @@
 //! `bowline bench`: every scenario against the real server, with a few dozen connections.
 
-use bowline_tests::{Server, Setup, bowline, server::Ended, token};
+use bowline_tests::{Server, Setup, bowline, server::Ended, token, until};
 use serde_json::Value;
 
 /// Runs a bench with the secret of the tests, to its JSON.
@@ -73,9 +73,10 @@ fn pair_counts_what_is_due_in_the_measured_time() {
         assert!(number(&report, "server_cpu_s") >= 0.0);
         assert!(number(&report, "server_written_per_message_bytes") > 0.0, "{report:#}");
     }
-    let metrics = server.metrics();
+    let metrics = until("every push is acknowledged", || {
+        Some(server.metrics()).filter(|metrics| metrics.get("bowline_ledger_waiting") == 0.0)
+    });
     metrics.assert_ledger_balances();
-    assert_eq!(metrics.get("bowline_ledger_waiting"), 0.0, "every push was acknowledged");
 }
 
 #[test]

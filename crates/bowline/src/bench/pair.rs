@@ -13,6 +13,8 @@ use std::collections::VecDeque;
 
 /// How long the last messages may take to arrive after the end.
 const DRAIN_US: u64 = 10_000_000;
+/// How long the last acknowledgements may take to reach the server: connections end abruptly.
+const SETTLE_US: u64 = 250_000;
 /// Messages of one connection without an answer; an open loop sends no more until some are answered, and their time
 /// counts from when they were due.
 const UNDER_WAY_MAX: usize = 256;
@@ -37,6 +39,8 @@ pub struct Pair {
     /// Of an open loop: messages sent so far, and when the first was due.
     sent: u64,
     pushed: u64,
+    /// When the last push arrived.
+    pushed_us: u64,
     acknowledged: u64,
     refused: u64,
     delivered: u64,
@@ -93,6 +97,7 @@ impl Pair {
             next_number: 0,
             sent: 0,
             pushed: 0,
+            pushed_us: 0,
             acknowledged: 0,
             refused: 0,
             delivered: 0,
@@ -176,6 +181,7 @@ impl Pair {
         }
         side.newest = seq;
         self.pushed += 1;
+        self.pushed_us = now_us;
         if clock.counts(stamp.due_us) {
             self.delivered += 1;
             self.push_us.saturating_record(now_us - stamp.due_us);
@@ -243,7 +249,8 @@ impl Play for Pair {
 
     fn is_over(&self, now_us: u64) -> bool {
         let Some(clock) = self.clock else { return false };
-        let is_quiet = self.answered == self.sent && self.pushed >= self.sent;
+        let is_settled = now_us >= self.pushed_us + SETTLE_US;
+        let is_quiet = self.answered == self.sent && self.pushed >= self.sent && is_settled;
         now_us >= clock.until_us && (is_quiet || now_us >= clock.until_us + DRAIN_US)
     }
 
