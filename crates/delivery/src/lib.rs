@@ -2,9 +2,9 @@
 //! time go in ([`Event`]); what is to be done comes out ([`Action`]).
 //!
 //! The way of a message: [`ingest`] finds its conversation, what became of the same id before and the verdict;
-//! [`batch`] gives it a number and puts it into one transaction with what else is due; when that is durable,
-//! [`deliver`] acknowledges and pushes. [`inbox`] keeps what each device has, [`groups`] who is a member,
-//! [`requests`] answers the API. One transaction is under way at a time: memory holds what is committed, and a
+//! [`batch`] gives it a number and puts it into one transaction with what else is due, such as the [`positions`] of
+//! devices; [`outcome`] is what follows when that is durable, or is not; [`deliver`] pushes. [`inbox`] tells what
+//! waits, [`groups`] who is a member, [`requests`] answers the API. One transaction is under way at a time: memory holds what is committed, and a
 //! transaction that is refused leaves no trace.
 
 #![forbid(unsafe_code)]
@@ -18,13 +18,15 @@ mod groups;
 mod inbox;
 mod ingest;
 pub mod limits;
+mod outcome;
 pub mod persist;
+mod positions;
 mod reads;
 mod requests;
 mod timers;
 mod users;
 
-use batch::{Entry, InFlight, PendingPosition};
+use batch::{Entry, InFlight};
 use bowline_protocol::{
     ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
@@ -34,6 +36,7 @@ use conversation::Conversation;
 use dedupe::Dedupe;
 use indexmap::IndexMap;
 use persist::{Batch, Found, Outcome, Query};
+use positions::PendingPosition;
 use reads::{Deferred, ReadPurpose};
 use std::{
     collections::{HashMap, VecDeque},
