@@ -218,6 +218,7 @@ fn start_router(
         seed,
         before_send: false,
         outbox: false,
+        retention: config.retention,
     };
     let parts = bowline_router::Parts {
         coordination: Arc::new(Memory::default()),

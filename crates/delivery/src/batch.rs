@@ -7,10 +7,11 @@
 use crate::{
     Action, Asker, Core, Now, Slot,
     conversation::{Conversation, Member, named_by},
-    forbidden, groups,
+    forbidden, groups, limits,
     persist::{Batch, Fence, LedgerDelta, Message, OutboxEvent, Outcome, Write, partition_of},
     positions::PendingPosition,
     reads::{Deferred, ReadPurpose},
+    retention::Expire,
     timers::Timer,
 };
 use bowline_protocol::{
@@ -54,6 +55,12 @@ pub(crate) enum Entry {
         user: UserId,
         device: DeviceId,
     },
+    /// Messages that are too old or too many.
+    Expire(Box<Expire>),
+    /// Ids that need not be remembered any more.
+    ForgetIds {
+        before: Millis,
+    },
     /// Carried out once everything before it is decided, so that a reader sees its own writes.
     Read(Box<ReadPurpose>),
 }
@@ -65,7 +72,10 @@ impl Entry {
             Self::Create(create) => Some(&create.conversation),
             Self::Change(change) => Some(&change.conversation),
             Self::Clear { conversation, .. } => Some(conversation),
-            Self::PutDevice { .. } | Self::ForgetDevice { .. } | Self::Read(_) => None,
+            Self::Expire(expire) => Some(&expire.conversation),
+            Self::PutDevice { .. } | Self::ForgetDevice { .. } | Self::ForgetIds { .. } | Self::Read(_) => {
+                None
+            }
         }
     }
 }
@@ -75,6 +85,8 @@ pub(crate) enum Effect {
     Stored { seq: Seq, ts: Millis },
     Refuse(Refusal),
     Changed(groups::Announcement),
+    Expired { floor: Seq },
+    Forgotten,
     Nothing,
 }
 
@@ -93,12 +105,15 @@ pub(crate) struct Moved {
 pub(crate) struct Staged {
     pub last: Seq,
     pub last_ts: Millis,
+    pub floor: Seq,
     pub exists: bool,
     /// Begun by this transaction; nothing of it was in memory.
     pub created: bool,
     pub deleted: bool,
     pub name: Option<Option<String>>,
     pub meta: Option<Option<Bytes>>,
+    /// How many members there will be.
+    pub member_count: usize,
     /// Members that change; `None` are removed.
     pub members: HashMap<UserId, Option<Member>, ahash::RandomState>,
     /// In the order in which they were first touched, so that runs repeat.
@@ -146,11 +161,13 @@ impl Forming {
             Staged {
                 last: conversation.last,
                 last_ts: conversation.last_ts,
+                floor: conversation.floor,
                 exists: conversation.exists,
                 created: false,
                 deleted: false,
                 name: None,
                 meta: None,
+                member_count: conversation.members.len(),
                 members: HashMap::with_hasher(conversation.members.hasher().clone()),
                 touched: Vec::new(),
             }
@@ -166,31 +183,35 @@ impl Forming {
 }
 
 impl Staged {
-    /// The member as it will be.
-    pub fn member<'a>(&'a self, user: &UserId, conversation: &'a Conversation) -> Option<&'a Member> {
+    pub fn is_member(&self, user: &UserId, conversation: &Conversation) -> bool {
         match self.members.get(user) {
-            Some(staged) => staged.as_ref(),
-            None => conversation.members.get(user),
+            Some(staged) => staged.is_some(),
+            None => conversation.members.contains_key(user),
         }
     }
 
-    pub fn put_member(&mut self, user: &UserId, member: Option<Member>) {
+    /// The member as it will be.
+    pub fn member(&self, user: &UserId, conversation: &Conversation) -> Option<Member> {
+        let member = match self.members.get(user) {
+            Some(staged) => staged.as_ref(),
+            None => conversation.members.get(user),
+        };
+        member.cloned().map(|mut member| {
+            // When the floor moves in this transaction, who is not touched by it is lifted by whoever looks.
+            if self.floor > conversation.floor {
+                member.lift(self.floor);
+            }
+            member
+        })
+    }
+
+    /// Puts or removes a member; `was` says whether there was one.
+    pub fn put_member(&mut self, user: &UserId, member: Option<Member>, conversation: &Conversation) {
+        let was = self.is_member(user, conversation);
+        self.member_count = self.member_count + usize::from(member.is_some()) - usize::from(was);
         if self.members.insert(user.clone(), member).is_none() {
             self.touched.push(user.clone());
         }
-    }
-
-    /// How many members there will be.
-    pub fn member_count(&self, conversation: &Conversation) -> usize {
-        let mut count = conversation.members.len();
-        for (user, staged) in &self.members {
-            match (conversation.members.contains_key(user), staged.is_some()) {
-                (false, true) => count += 1,
-                (true, false) => count -= 1,
-                _ => {}
-            }
-        }
-        count
     }
 }
 
@@ -275,12 +296,22 @@ impl Core {
                     });
                     Effect::Nothing
                 }
+                // It is back since this was decided.
+                Entry::ForgetDevice { asker: None, user, device } if self.is_connected(user, device) => {
+                    Effect::Nothing
+                }
+                Entry::Expire(expire) => self.stage_expire(&mut forming, expire, now),
+                Entry::ForgetIds { before } => {
+                    let limit = limits::IDS_FORGOTTEN_MAX;
+                    forming.batch.writes.push(Write::ForgetIds { before: *before, limit });
+                    Effect::Nothing
+                }
                 Entry::ForgetDevice { user, device, .. } => {
                     forming
                         .batch
                         .writes
                         .push(Write::ForgetDevice { user: user.clone(), device: device.clone() });
-                    Effect::Nothing
+                    Effect::Forgotten
                 }
                 Entry::Read(_) => Effect::Nothing,
             };
@@ -322,18 +353,17 @@ impl Core {
             return Effect::Refuse(forbidden(id));
         };
         let staged = forming.stage(id, conversation);
-        let Some(sender) = staged.member(&incoming.user, conversation).filter(|_| !staged.deleted) else {
+        let Some(mut sender) = staged.member(&incoming.user, conversation).filter(|_| !staged.deleted) else {
             return Effect::Refuse(forbidden(id));
         };
-        let mut sender = sender.clone();
         let seq = staged.last + 1;
         // Time may jump back; in a conversation it never does.
         let ts = now.wall.max(staged.last_ts);
         let known = self.users.get(&incoming.user).and_then(|u| u.known.as_deref());
         sender.on_own_message(seq, incoming.device.as_ref(), known);
         (staged.last, staged.last_ts) = (seq, ts);
-        staged.put_member(&incoming.user, Some(sender));
-        let recipients = staged.member_count(conversation) as u64 - 1;
+        staged.put_member(&incoming.user, Some(sender), conversation);
+        let recipients = staged.member_count as u64 - 1;
         let create = (!staged.exists).then(|| Write::CreateConversation {
             conversation: id.clone(),
             name: None,
@@ -367,7 +397,7 @@ impl Core {
             return Effect::Refuse(forbidden(id));
         };
         let staged = forming.stage(id, conversation);
-        let Some(mut member) = staged.member(user, conversation).filter(|_| !staged.deleted).cloned() else {
+        let Some(mut member) = staged.member(user, conversation).filter(|_| !staged.deleted) else {
             return Effect::Refuse(forbidden(id));
         };
         if !staged.exists {
@@ -375,7 +405,7 @@ impl Core {
         }
         let expired = member.waiting(staged.last);
         member.clear(staged.last);
-        staged.put_member(user, Some(member));
+        staged.put_member(user, Some(member), conversation);
         forming.fence(id);
         forming.batch.ledger.expired += expired;
         Effect::Nothing

@@ -16,6 +16,8 @@ pub(crate) struct Conversation {
     pub meta: Option<Bytes>,
     pub last: Seq,
     pub last_ts: Millis,
+    /// Up to here the messages are gone; the members are lifted to it.
+    pub floor: Seq,
     pub members: HashMap<UserId, Member, ahash::RandomState>,
     pub tail: Tail,
     /// Entries in the queue or in flight; such a conversation stays in memory.
@@ -46,6 +48,7 @@ impl Conversation {
             meta: state.meta,
             last: state.last,
             last_ts: state.last_ts,
+            floor: state.floor,
             members,
             tail,
             pending: 0,
@@ -61,6 +64,7 @@ impl Conversation {
             meta: None,
             last: 0,
             last_ts: 0,
+            floor: 0,
             members: HashMap::with_hasher(hasher),
             tail: Tail::new(0),
             pending: 0,

@@ -113,9 +113,15 @@ impl Core {
         let Some(device) = user.device_mut(&device_id) else { return };
         let congested = device.conns.iter().any(|k| self.conns.get(k).is_some_and(|c| c.congested));
         let Some(index) = device.flights.iter().position(|f| f.conversation == conversation) else { return };
-        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it.
-        let above_gap = device.is_announced_above(&conversation, 0);
+        let floor = match self.conversations.get(&conversation) {
+            Some(Slot::Ready(conversation)) => conversation.floor,
+            _ => 0,
+        };
+        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it. A gap
+        // that retention has taken is none.
+        let above_gap = device.is_announced_above(&conversation, floor);
         let flight = &mut device.flights[index];
+        flight.drop_up_to(floor);
         if congested {
             flight.restart(now.mono);
         }

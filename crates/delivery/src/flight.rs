@@ -49,6 +49,13 @@ impl Flight {
 
     /// Everything up to `seq` has arrived.
     pub fn on_received(&mut self, seq: Seq, now: Millis) {
+        if self.drop_up_to(seq) {
+            self.restart(now);
+        }
+    }
+
+    /// What lies up to `seq` is not to be pushed again. Returns whether anything did.
+    pub fn drop_up_to(&mut self, seq: Seq) -> bool {
         let before = self.ranges.front().map(|r| r.from);
         while self.ranges.front().is_some_and(|r| r.to <= seq) {
             self.ranges.pop_front();
@@ -58,9 +65,7 @@ impl Flight {
         {
             first.from = seq + 1;
         }
-        if before.is_some_and(|from| from <= seq) {
-            self.restart(now);
-        }
+        before.is_some_and(|from| from <= seq)
     }
 
     /// The timers start again.

@@ -4,7 +4,7 @@
 //! The way of a message: [`ingest`] finds its conversation, what became of the same id before and the verdict;
 //! [`batch`] gives it a number and puts it into one transaction with what else is due, such as the [`positions`] of
 //! devices; [`outcome`] is what follows when that is durable, or is not; [`deliver`] pushes. [`inbox`] tells what
-//! waits, [`groups`] who is a member, [`requests`] answers the API. One transaction is under way at a time: memory holds what is committed, and a
+//! waits, [`groups`] who is a member, [`requests`] answers the API, [`retention`] deletes what is old. One transaction is under way at a time: memory holds what is committed, and a
 //! transaction that is refused leaves no trace.
 
 #![forbid(unsafe_code)]
@@ -23,6 +23,7 @@ pub mod persist;
 mod positions;
 mod reads;
 mod requests;
+mod retention;
 mod timers;
 mod users;
 
@@ -38,6 +39,7 @@ use indexmap::IndexMap;
 use persist::{Batch, Found, Outcome, Query};
 use positions::PendingPosition;
 use reads::{Deferred, ReadPurpose};
+pub use retention::Retention;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -70,6 +72,7 @@ pub struct Config {
     pub before_send: bool,
     /// `message.stored` events are written to the outbox.
     pub outbox: bool,
+    pub retention: Retention,
 }
 
 #[derive(Debug, Clone)]
@@ -170,6 +173,8 @@ pub struct Counters {
     pub not_here: u64,
     pub transactions: u64,
     pub transactions_failed: u64,
+    pub messages_expired: u64,
+    pub devices_forgotten: u64,
 }
 
 pub struct Core {
@@ -196,6 +201,7 @@ pub struct Core {
     store_rest_until: Millis,
     reads: HashMap<u64, Box<ReadPurpose>, ahash::RandomState>,
     timers: Timers,
+    sweeper: retention::Sweeper,
     decided: Vec<ConnKey>,
     next_number: u64,
     counters: Counters,
@@ -235,6 +241,7 @@ impl Core {
             store_rest_until: 0,
             reads: HashMap::with_hasher(map()),
             timers: Timers::default(),
+            sweeper: retention::Sweeper::default(),
             decided: Vec::new(),
             next_number: 1,
             counters: Counters::default(),
@@ -259,6 +266,7 @@ impl Core {
 
     /// Ends a turn: timers that are due, the next transaction, what was decided without an answer.
     pub fn on_turn(&mut self, now: Now) {
+        self.start_sweep(now);
         self.on_timers(now);
         self.form_batches(now);
         self.report_decided();

@@ -41,6 +41,7 @@ impl Core {
                 waited.extend(self.apply(id, staged, now));
             }
         }
+        self.forget_devices(&items);
         for item in items {
             self.release_pending(&item.entry);
             self.on_entry_durable(item.entry, item.effect, now);
@@ -48,6 +49,20 @@ impl Core {
         self.send_receipts(moved, now);
         for deferred in waited {
             self.on_deferred(deferred, now);
+        }
+    }
+
+    fn forget_devices(&mut self, items: &[Item]) {
+        let forgotten = items.iter().filter_map(|item| match (&item.entry, &item.effect) {
+            (Entry::ForgetDevice { user, device, .. }, Effect::Forgotten) => {
+                Some((user.clone(), device.clone()))
+            }
+            _ => None,
+        });
+        let forgotten: Vec<_> = forgotten.collect();
+        if !forgotten.is_empty() {
+            self.counters.devices_forgotten += forgotten.len() as u64;
+            self.on_devices_forgotten(&forgotten);
         }
     }
 
@@ -83,6 +98,8 @@ impl Core {
     fn apply_to(&mut self, id: &ConversationId, staged: Staged, now: Now) {
         let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { return };
         (conversation.last, conversation.last_ts) = (staged.last, staged.last_ts);
+        let is_lifted = staged.floor > conversation.floor;
+        conversation.floor = staged.floor;
         (conversation.exists, conversation.touched) = (staged.exists, now.mono);
         conversation.name = staged.name.unwrap_or(conversation.name.take());
         conversation.meta = staged.meta.unwrap_or(conversation.meta.take());
@@ -92,6 +109,11 @@ impl Core {
                 None => conversation.members.remove(&user),
             };
         }
+        if is_lifted {
+            conversation.members.values_mut().for_each(|member| member.lift(staged.floor));
+        }
+        let (last, floor) = (conversation.last, conversation.floor);
+        self.on_grown(id, last, floor, now);
     }
 
     fn on_entry_durable(&mut self, entry: Entry, effect: Effect, now: Now) {
@@ -121,12 +143,9 @@ impl Core {
                 self.announce(announcement);
             }
             (Entry::Change(change), Effect::Nothing) => self.confirm(&change.asker, None),
-            (Entry::ForgetDevice { asker, user, device }, _) => {
-                self.on_device_forgotten(&user, &device);
-                if let Some(asker) = asker {
-                    self.confirm(&asker, None);
-                }
-            }
+            (Entry::ForgetDevice { asker: Some(asker), .. }, _) => self.confirm(&asker, None),
+            (Entry::Expire(expire), effect) => self.on_expired(&expire, &effect, now),
+            (Entry::ForgetIds { .. }, _) => self.on_swept(false, now),
             (Entry::Read(purpose), _) => self.read_again(*purpose),
             (Entry::Clear { asker, .. }, Effect::Refuse(refusal)) => self.refuse(&asker, refusal),
             (Entry::Create(create), Effect::Refuse(refusal)) => {
@@ -240,6 +259,7 @@ impl Core {
                 Entry::Clear { asker, .. } | Entry::ForgetDevice { asker: Some(asker), .. } => {
                     self.refuse(&asker, unavailable(reason));
                 }
+                Entry::Expire(_) | Entry::ForgetIds { .. } => self.on_swept(true, now),
                 Entry::Read(purpose) => self.read_again(*purpose),
             }
         }

@@ -150,7 +150,7 @@ impl Core {
             forming.batch.ledger.delivered +=
                 member.waiting(conversation.last) - next.waiting(conversation.last);
             forming.fence(id);
-            forming.stage(id, conversation).put_member(user, Some(next));
+            forming.stage(id, conversation).put_member(user, Some(next), conversation);
             for (position, (delivered, read)) in pending.iter().zip(news) {
                 if delivered.is_some() || read.is_some() {
                     let (conversation, user, device) = (id.clone(), user.clone(), position.device.clone());

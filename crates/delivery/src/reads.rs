@@ -8,6 +8,7 @@ use crate::{
     deliver::Repeat,
     forbidden, limits,
     persist::{Found, Message, Query, Summary},
+    retention::Sweep,
     timers::Timer,
     unavailable,
     users::ConnKey,
@@ -54,6 +55,7 @@ pub(crate) enum ReadPurpose {
     Known { conversation: ConversationId, user: UserId },
     Repeat(Repeat),
     User { asker: Asker, user: UserId },
+    Sweep(Sweep),
 }
 
 impl ReadPurpose {
@@ -146,6 +148,7 @@ impl Core {
             ReadPurpose::History { .. }
             | ReadPurpose::Senders { .. }
             | ReadPurpose::Known { .. }
+            | ReadPurpose::Sweep(_)
             | ReadPurpose::Repeat(_) => {}
         }
     }
@@ -179,6 +182,12 @@ impl Core {
             (ReadPurpose::User { asker, user }, Found::Devices(devices)) => {
                 self.on_user_found(&asker, &user, devices)
             }
+            (ReadPurpose::Sweep(sweep), Found::Overdue { runs, next, more, ids }) => {
+                self.on_overdue(sweep, runs, (next, more), ids, now);
+            }
+            (ReadPurpose::Sweep(_), Found::StaleDevices { devices, next, more }) => {
+                self.on_stale_devices(devices, (next, more), now);
+            }
             (purpose, _) => self.on_read_failed(purpose, "it answered another question", now),
         }
     }
@@ -191,7 +200,7 @@ impl Core {
                 for deferred in waiting {
                     match deferred {
                         Deferred::Gate(user) => self.refuse_gated(&user, &id, &unavailable(reason), now),
-                        deferred => self.on_deferred_failed(deferred, reason),
+                        deferred => self.on_deferred_failed(deferred, reason, now),
                     }
                 }
             }
@@ -209,12 +218,13 @@ impl Core {
                 self.store_rest_until = retry;
             }
             purpose @ ReadPurpose::Sync { .. } => self.timers.arm(retry, Timer::Retry(Box::new(purpose))),
+            ReadPurpose::Sweep(_) => self.on_sweep_failed(now),
             // The range stays in its flight and is due again.
             ReadPurpose::Repeat(_) => {}
         }
     }
 
-    fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str) {
+    fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str, now: Now) {
         match deferred {
             // Refused by the caller, who knows which conversation failed.
             Deferred::Gate(_) => {}
@@ -226,7 +236,11 @@ impl Core {
                 Entry::Create(create) => self.refuse(&create.asker, unavailable(reason)),
                 Entry::Change(change) => self.refuse(&change.asker, unavailable(reason)),
                 Entry::Clear { asker, .. } => self.refuse(&asker, unavailable(reason)),
-                Entry::PutDevice { .. } | Entry::ForgetDevice { .. } | Entry::Read(_) => {}
+                Entry::Expire(_) => self.on_swept(true, now),
+                Entry::PutDevice { .. }
+                | Entry::ForgetDevice { .. }
+                | Entry::ForgetIds { .. }
+                | Entry::Read(_) => {}
             },
             Deferred::Nothing => {}
         }
@@ -272,7 +286,20 @@ impl Core {
                 Entry::Create(create) => (&create.conversation, &create.asker),
                 Entry::Change(change) => (&change.conversation, &change.asker),
                 Entry::Clear { asker, conversation, .. } => (conversation, asker),
-                Entry::PutDevice { .. } | Entry::ForgetDevice { .. } | Entry::Read(_) => return,
+                Entry::Expire(expire) => {
+                    let is_there =
+                        matches!(self.conversations.get(&expire.conversation), Some(Slot::Ready(_)));
+                    // Deleted since the sweep saw it.
+                    return if is_there {
+                        self.on_deferred(deferred, now)
+                    } else {
+                        self.on_swept(false, now)
+                    };
+                }
+                Entry::PutDevice { .. }
+                | Entry::ForgetDevice { .. }
+                | Entry::ForgetIds { .. }
+                | Entry::Read(_) => return,
             },
             Deferred::Nothing => return,
         };
@@ -328,7 +355,7 @@ impl Core {
                 let message = format!("there is no conversation {id}");
                 return self.refuse(&asker, Refusal::new(ErrorCode::NotFound, message));
             }
-            None => 1,
+            None => conversation.floor + 1,
             Some(user) => match conversation.members.get(&user) {
                 Some(member) => member.first,
                 None => return self.refuse(&asker, forbidden(&id)),

@@ -19,6 +19,12 @@ pub(crate) enum Timer {
     Enqueue(Box<crate::batch::Entry>),
     /// The store's rest is over.
     Store,
+    /// A step of the sweep.
+    Sweep,
+    /// Connected devices are written down as seen, from this one of the users on.
+    Seen {
+        from: usize,
+    },
 }
 
 #[derive(Default)]
@@ -59,6 +65,8 @@ impl Core {
                 Timer::Retry(purpose) => self.read_again(*purpose),
                 Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
+                Timer::Sweep => self.on_sweep_timer(now),
+                Timer::Seen { from } => self.on_seen_timer(from, now),
             }
         }
     }

@@ -111,6 +111,7 @@ pub struct Config {
     pub auth: Auth,
     pub api: Api,
     pub links: Links,
+    pub retention: bowline_router::Retention,
     pub router: Router,
     pub log: Log,
 }
@@ -301,6 +302,11 @@ impl Settings {
             links: Links {
                 trial_delay_ms: self.int("links.trial_delay_ms"),
                 trial_not_here_permille: self.int("links.trial_not_here_permille"),
+            },
+            retention: bowline_router::Retention {
+                age_ms_max: self.int("store.retention_ms"),
+                messages_max: self.int("store.retention_messages"),
+                ids_ms_min: self.int("router.dedupe_ttl_ms"),
             },
             router: Router {
                 ack_timeout_ms: self.int("router.ack_timeout_ms"),

@@ -1,14 +1,20 @@
 //! Reads, each from one state of the database.
 
-use super::{Home, codec};
+use super::{
+    Home,
+    codec::{self, signed},
+};
 use crate::cache::Cache;
 use bowline_delivery::persist::{
-    ConversationState, Device, Found, Ledger, Member, Message, Query, Summary, Waiting,
+    ConversationState, Device, Found, Ledger, Member, Message, Overdue, Query, Summary, Waiting,
 };
 use bowline_protocol::{ConversationId, DeviceId, MessageId, Millis, Seq, UserId};
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params, types::ValueRef};
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+/// Conversations looked at for one page of what is too many.
+const CONVERSATIONS_SEARCHED: u32 = 1_000;
 
 /// Names of users by key, in entries of one generation. Neither ever changes.
 const NAMES_CACHED: usize = 20_000;
@@ -115,6 +121,11 @@ impl Reader {
             }
             Query::Devices { .. } => Found::Devices(self.devices(user)?),
             Query::Ledger => self.ledger()?,
+            Query::Overdue { before, ids_before, after, limit } => {
+                self.overdue(*before, *ids_before, *after, *limit)?
+            }
+            Query::Excess { keep, of, after, limit } => self.excess(*keep, of.as_ref(), *after, *limit)?,
+            Query::StaleDevices { before, after, limit } => self.stale_devices(*before, *after, *limit)?,
         })
     }
 
@@ -125,9 +136,8 @@ impl Reader {
             .optional()
     }
 
-    /// The newest number, its time, and its place among all messages; `floor` and `created_at` where there is no
-    /// message.
-    fn newest(&self, key: i64, floor: Seq, created_at: Millis) -> Result<(Seq, Millis, i64)> {
+    /// The newest number, its time, and its place among all messages; what `past` says where there is no message.
+    fn newest(&self, key: i64, past: Past) -> Result<(Seq, Millis, i64)> {
         let found = self
             .db
             .prepare_cached(
@@ -135,22 +145,23 @@ impl Reader {
             )?
             .query_row([key], |row| Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?, row.get(2)?)))
             .optional()?;
-        Ok(found.unwrap_or((floor, created_at, 0)))
+        Ok(found.unwrap_or((past.floor, past.ts, 0)))
     }
 
     fn conversation(&mut self, id: &ConversationId, tail: u32) -> Result<Option<ConversationState>> {
         let found = self
             .db
             .prepare_cached(
-                "SELECT id, name, meta, created_at, floor_seq FROM conversations WHERE conversation_id = ?1",
+                "SELECT id, name, meta, floor_seq, max(created_at, floor_ts) FROM conversations \
+                 WHERE conversation_id = ?1",
             )?
             .query_row([id.as_str()], |row| {
-                let floor = codec::unsigned(row, 4)?;
-                Ok((row.get::<_, i64>(0)?, row.get(1)?, meta(row, 2)?, codec::unsigned(row, 3)?, floor))
+                Ok((row.get::<_, i64>(0)?, row.get(1)?, meta(row, 2)?, Past::of(row, 3)?))
             })
             .optional()?;
-        let Some((key, name, meta, created_at, floor)) = found else { return Ok(None) };
-        let (last, last_ts, _) = self.newest(key, floor, created_at)?;
+        let Some((key, name, meta, past)) = found else { return Ok(None) };
+        let (last, last_ts, _) = self.newest(key, past)?;
+        let floor = past.floor;
         let mut members = Vec::new();
         {
             let mut select = self.db.prepare_cached(
@@ -160,14 +171,14 @@ impl Reader {
             let mut rows = select.query([key])?;
             while let Some(row) = rows.next()? {
                 let user = self.names.name(&self.db, row.get(0)?)?;
-                members.push((user, codec::member(row, 1)?));
+                members.push((user, lifted(codec::member(row, 1)?, floor)));
             }
         }
         let tail = match tail {
             0 => vec![],
             limit => self.messages(key, id, (1, last), limit, u64::MAX, true)?,
         };
-        Ok(Some(ConversationState { name, meta, last, last_ts, members, tail }))
+        Ok(Some(ConversationState { name, meta, last, last_ts, floor, members, tail }))
     }
 
     fn messages(
@@ -250,14 +261,17 @@ impl Reader {
             let Some(last) = row.get::<_, Option<i64>>(1)? else { continue };
             let (key, last, member) = (row.get(0)?, last as Seq, codec::member(row, 2)?);
             let position = member.position(device);
+            // Below the floor there is nothing to find, so it matters only to what is told.
             if last <= position || !self.others_above(key, &member, position, user, device)? {
                 continue;
             }
+            let (conversation, floor) = self.id(key)?;
+            let member = lifted(member, floor);
             waiting.push(Waiting {
-                conversation: self.id(key)?,
+                conversation,
                 first: member.first,
                 last,
-                position,
+                position: member.position(device),
                 unread: member.unread(last),
             });
         }
@@ -282,10 +296,13 @@ impl Reader {
             .exists(params![key, signed(member.first.max(position + 1)), user, codec::Packed::new(device)])
     }
 
-    fn id(&self, key: i64) -> Result<ConversationId> {
+    /// The id of a conversation, and its floor.
+    fn id(&self, key: i64) -> Result<(ConversationId, Seq)> {
         self.db
-            .prepare_cached("SELECT conversation_id FROM conversations WHERE id = ?1")?
-            .query_row([key], |row| Ok(ConversationId::trusted(row.get_ref(0)?.as_str()?)))
+            .prepare_cached("SELECT conversation_id, floor_seq FROM conversations WHERE id = ?1")?
+            .query_row([key], |row| {
+                Ok((ConversationId::trusted(row.get_ref(0)?.as_str()?), codec::unsigned(row, 1)?))
+            })
     }
 
     fn conversations(&mut self, user: i64, after: Option<&ConversationId>, limit: usize) -> Result<Found> {
@@ -294,16 +311,15 @@ impl Reader {
         let mut all = Vec::new();
         {
             let mut select = self.db.prepare_cached(
-                "SELECT c.id, c.conversation_id, c.created_at, c.floor_seq FROM members m \
+                "SELECT c.id, c.conversation_id, c.floor_seq, max(c.created_at, c.floor_ts) FROM members m \
                  JOIN conversations c ON c.id = m.conversation WHERE m.user = ?1",
             )?;
             let mut rows = select.query([user])?;
             while let Some(row) = rows.next()? {
-                let key = row.get(0)?;
-                let (last, at, arrived) =
-                    self.newest(key, codec::unsigned(row, 3)?, codec::unsigned(row, 2)?)?;
+                let (key, past) = (row.get(0)?, Past::of(row, 2)?);
+                let (last, at, arrived) = self.newest(key, past)?;
                 let id = ConversationId::trusted(row.get_ref(1)?.as_str()?);
-                all.push(Line { order: (Reverse((at, arrived)), id), key, last });
+                all.push(Line { order: (Reverse((at, arrived)), id), key, last, floor: past.floor });
             }
         }
         all.sort_unstable_by(|a, b| a.order.cmp(&b.order));
@@ -327,11 +343,13 @@ impl Reader {
     fn activity(&self, conversation: &ConversationId) -> Result<Option<(Millis, i64)>> {
         let found = self
             .db
-            .prepare_cached("SELECT id, created_at FROM conversations WHERE conversation_id = ?1")?
-            .query_row([conversation.as_str()], |row| Ok((row.get(0)?, codec::unsigned(row, 1)?)))
+            .prepare_cached(
+                "SELECT id, floor_seq, max(created_at, floor_ts) FROM conversations WHERE conversation_id = ?1",
+            )?
+            .query_row([conversation.as_str()], |row| Ok((row.get(0)?, Past::of(row, 1)?)))
             .optional()?;
-        let Some((key, created_at)) = found else { return Ok(None) };
-        let (_, at, arrived) = self.newest(key, 0, created_at)?;
+        let Some((key, past)) = found else { return Ok(None) };
+        let (_, at, arrived) = self.newest(key, past)?;
         Ok(Some((at, arrived)))
     }
 
@@ -347,7 +365,7 @@ impl Reader {
                 "SELECT m.role, m.joined, m.first, m.delivered, m.read, m.own_above_delivered, m.own_above_read, \
                  m.lagging FROM members m WHERE m.conversation = ?1 AND m.user = ?2",
             )?
-            .query_row([line.key, user], |row| codec::member(row, 0))?;
+            .query_row([line.key, user], |row| Ok(lifted(codec::member(row, 0)?, line.floor)))?;
         let peer = match id.peers() {
             None => None,
             Some((one, other)) => {
@@ -359,7 +377,8 @@ impl Reader {
                             "SELECT delivered, read FROM members WHERE conversation = ?1 AND user = ?2",
                         )?
                         .query_row([line.key, key], |row| {
-                            Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?))
+                            let position = |at| codec::unsigned(row, at).map(|seq| seq.max(line.floor));
+                            Ok((position(0)?, position(1)?))
                         })
                         .optional()?,
                     _ => None,
@@ -390,6 +409,109 @@ impl Reader {
             })
     }
 
+    fn overdue(&mut self, before: Millis, ids_before: Millis, after: u64, limit: u32) -> Result<Found> {
+        let mut runs = Runs::default();
+        let (mut next, mut count) = (after, 0);
+        {
+            // In order of arrival, so that what is due stands at the front; a message whose time is ahead of the
+            // clock is passed over.
+            let mut select = self.db.prepare_cached(
+                "SELECT id, conversation, seq, sender, ts FROM messages WHERE id > ?1 ORDER BY id LIMIT ?2",
+            )?;
+            let mut rows = select.query(params![signed(after), limit])?;
+            while let Some(row) = rows.next()? {
+                let (id, key): (i64, i64) = (row.get(0)?, row.get(1)?);
+                count += 1;
+                let is_gone = key < 0;
+                if !is_gone && codec::unsigned(row, 4)? < before {
+                    runs.add(key, codec::unsigned(row, 2)?, self.names.name(&self.db, row.get(3)?)?);
+                }
+                if is_gone || runs.message_count > 0 {
+                    next = id as u64;
+                }
+            }
+        }
+        let ids = self
+            .db
+            .prepare_cached("SELECT 1 FROM messages WHERE conversation < 0 AND ts < ?1 LIMIT 1")?
+            .exists([signed(ids_before)])?;
+        let more = next > after && count == limit;
+        Ok(Found::Overdue { runs: self.named(runs)?, next, more, ids })
+    }
+
+    fn excess(&mut self, keep: u64, of: Option<&ConversationId>, after: u64, limit: u32) -> Result<Found> {
+        let mut places = Vec::new();
+        {
+            let place = |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, codec::unsigned(row, 1)?));
+            let mut select = self.db.prepare_cached(match of {
+                Some(_) => "SELECT id, floor_seq FROM conversations WHERE conversation_id = ?1 LIMIT ?2",
+                None => "SELECT id, floor_seq FROM conversations WHERE id > ?1 ORDER BY id LIMIT ?2",
+            })?;
+            let found = match of {
+                Some(of) => select.query_map(params![of.as_str(), 1], place)?.collect::<Result<Vec<_>>>(),
+                None => select
+                    .query_map(params![signed(after), CONVERSATIONS_SEARCHED], place)?
+                    .collect::<Result<Vec<_>>>(),
+            };
+            places.extend(found?);
+        }
+        let mut more = of.is_none() && places.len() == CONVERSATIONS_SEARCHED as usize;
+        let (mut runs, mut next) = (Runs::default(), after);
+        for (key, floor) in places {
+            let (last, ..) = self.newest(key, Past { floor, ts: 0 })?;
+            let room = u64::from(limit) - runs.message_count.min(u64::from(limit));
+            let excess = (last - floor).saturating_sub(keep);
+            if excess > room {
+                more = true;
+            }
+            if excess > 0 {
+                let mut select = self.db.prepare_cached(
+                    "SELECT seq, sender FROM messages WHERE conversation = ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3",
+                )?;
+                let mut rows = select.query(params![key, signed(last - keep), signed(room)])?;
+                while let Some(row) = rows.next()? {
+                    runs.add(key, codec::unsigned(row, 0)?, self.names.name(&self.db, row.get(1)?)?);
+                }
+            }
+            if excess > room {
+                break;
+            }
+            next = key as u64;
+        }
+        Ok(Found::Overdue { runs: self.named(runs)?, next, more, ids: false })
+    }
+
+    fn named(&self, runs: Runs) -> Result<Vec<Overdue>> {
+        let named = |(key, messages)| Ok(Overdue { conversation: self.id(key)?.0, messages });
+        runs.runs.into_iter().map(named).collect()
+    }
+
+    fn stale_devices(&mut self, before: Millis, after: u64, limit: u32) -> Result<Found> {
+        let mut seen = Vec::new();
+        {
+            let mut select = self.db.prepare_cached(
+                "SELECT user, device, last_seen FROM devices WHERE user > ?1 ORDER BY user LIMIT ?2",
+            )?;
+            let mut rows = select.query(params![signed(after), limit])?;
+            while let Some(row) = rows.next()? {
+                let device = codec::unpack(row.get_ref(1)?, DeviceId::trusted)?;
+                seen.push((row.get::<_, i64>(0)?, device, codec::unsigned(row, 2)?));
+            }
+        }
+        let more = seen.len() == limit as usize;
+        let mut next = seen.last().map_or(after, |(user, ..)| *user as u64);
+        // The last user's devices may be cut: they are looked at again with the next page. A user has fewer than
+        // fit into one.
+        if more && seen.first().is_some_and(|(user, ..)| *user as u64 != next) {
+            seen.retain(|(user, ..)| *user as u64 != next);
+            next -= 1;
+        }
+        let stale = seen.into_iter().filter(|(.., last_seen)| *last_seen < before);
+        let named = |(user, device, _)| Ok((self.names.name(&self.db, user)?, device));
+        let devices = stale.map(named).collect::<Result<_>>()?;
+        Ok(Found::StaleDevices { devices, next, more })
+    }
+
     pub(super) fn connection(&self) -> &Connection {
         &self.db
     }
@@ -400,6 +522,47 @@ struct Line {
     order: (Reverse<(Millis, i64)>, ConversationId),
     key: i64,
     last: Seq,
+    floor: Seq,
+}
+
+/// What a conversation says of itself when it holds no message: up to where they were taken, and when it was last
+/// written to.
+#[derive(Clone, Copy)]
+struct Past {
+    floor: Seq,
+    ts: Millis,
+}
+
+impl Past {
+    fn of(row: &Row<'_>, at: usize) -> Result<Self> {
+        Ok(Self { floor: codec::unsigned(row, at)?, ts: codec::unsigned(row, at + 1)? })
+    }
+}
+
+/// Messages by conversation, each with its sender; the conversations in the order in which they came.
+#[derive(Default)]
+struct Runs {
+    runs: Vec<(i64, Vec<(Seq, UserId)>)>,
+    at: HashMap<i64, usize, ahash::RandomState>,
+    message_count: u64,
+}
+
+impl Runs {
+    fn add(&mut self, conversation: i64, seq: Seq, sender: UserId) {
+        let at = *self.at.entry(conversation).or_insert_with(|| {
+            self.runs.push((conversation, Vec::new()));
+            self.runs.len() - 1
+        });
+        self.runs[at].1.push((seq, sender));
+        self.message_count += 1;
+    }
+}
+
+fn lifted(mut member: Member, floor: Seq) -> Member {
+    if floor > 0 {
+        member.lift(floor);
+    }
+    member
 }
 
 impl Names {
@@ -457,9 +620,4 @@ fn message(
 
 fn meta(row: &Row<'_>, at: usize) -> Result<Option<Bytes>> {
     Ok(row.get_ref(at)?.as_blob_or_null()?.map(Bytes::copy_from_slice))
-}
-
-/// Numbers beyond what the database holds are beyond every message.
-fn signed(seq: Seq) -> i64 {
-    i64::try_from(seq).unwrap_or(i64::MAX)
 }
