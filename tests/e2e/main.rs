@@ -32,5 +32,6 @@ mod heartbeat;
 mod history;
 mod receipts;
 mod refusals;
+mod retention;
 mod third_party;
 mod three_clients;

@@ -21,13 +21,36 @@ pub(crate) struct Range {
 pub(crate) struct Flight {
     pub conversation: ConversationId,
     ranges: VecDeque<Range>,
-    /// A timer of the core will look at this flight.
-    pub armed: bool,
+    /// When a timer of the core will look at this flight; 0 when none will.
+    armed_for: Millis,
 }
 
 impl Flight {
     pub fn new(conversation: ConversationId) -> Self {
-        Self { conversation, ranges: VecDeque::new(), armed: false }
+        Self { conversation, ranges: VecDeque::new(), armed_for: 0 }
+    }
+
+    /// Whether a timer is to be set for this time: none is.
+    pub fn arm(&mut self, at: Millis) -> bool {
+        let is_first = self.armed_for == 0;
+        if is_first {
+            self.armed_for = at.max(1);
+        }
+        is_first
+    }
+
+    /// A timer that was set for this time is here. One of an earlier flight is not for this one.
+    pub fn take_timer(&mut self, at: Millis) -> bool {
+        let is_mine = self.armed_for == at.max(1);
+        if is_mine {
+            self.armed_for = 0;
+        }
+        is_mine
+    }
+
+    /// The newest number that was pushed and is not acknowledged.
+    pub fn last(&self) -> Option<Seq> {
+        self.ranges.back().map(|range| range.to)
     }
 
     pub fn is_empty(&self) -> bool {

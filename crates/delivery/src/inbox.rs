@@ -9,14 +9,16 @@ use crate::{
     limits,
     persist::{Device, Query, Waiting},
     reads::ReadPurpose,
-    timers::Timer,
     users::ConnKey,
 };
 use bowline_protocol::{
-    DeviceId, ServerFrame, UserId,
+    ConversationId, DeviceId, Seq, ServerFrame, UserId,
     frame::{Notice, SERVER_FIELDS_BYTES},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 impl Core {
     pub(crate) fn begin_sync(&mut self, key: ConnKey) {
@@ -39,25 +41,32 @@ impl Core {
         now: Now,
     ) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
+        let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        let is_resuming = conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
+            if is_resuming {
+                return self.give_up_resume(key);
+            }
             conn.sync = Some(Box::default());
             return self.begin_sync(key);
         }
-        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
-        let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        let held: Vec<(ConversationId, Seq, bool)> = conn.sync.as_ref().map_or(Vec::new(), |sync| {
+            sync.held.iter().map(|h| (h.conversation.clone(), h.seq, h.own)).collect()
+        });
         self.learn_devices(&user_id, &device_id, devices, now);
 
         let mut notices = Vec::new();
+        let mut ranges = VecDeque::new();
         for row in waiting {
-            let Waiting { conversation, first, mut last, position, mut unread } = row;
-            if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min()
-            {
-                let covered =
-                    |h: &&crate::users::Held| h.conversation == conversation && h.seq <= last && !h.own;
+            let Waiting { conversation, first, last, position, mut unread } = row;
+            let mut last = self.published(&conversation, last);
+            if let Some(pushed) = held.iter().filter(|h| h.0 == conversation).map(|h| h.1).min() {
+                let covered = |h: &&(ConversationId, Seq, bool)| h.0 == conversation && h.1 <= last && !h.2;
                 unread = unread.saturating_sub(held.iter().filter(covered).count() as u64);
                 last = last.min(pushed - 1);
             }
             if last > position {
+                ranges.push_back((conversation.clone(), first.max(position + 1), last));
                 notices.push(Notice {
                     conversation_id: conversation,
                     last_seq: last,
@@ -66,6 +75,9 @@ impl Core {
                 });
             }
         }
+        if is_resuming {
+            return self.plan_resume(key, login, ranges, now);
+        }
         let bytes_max = self.config.frame_bytes_max + SERVER_FIELDS_BYTES;
         let pages = pages(&notices, bytes_max);
         for (index, page) in pages.iter().enumerate() {
@@ -73,8 +85,6 @@ impl Core {
             let frame = ServerFrame::SyncNotice { conversations: page, more }.encode();
             self.broadcast(&[key], &frame);
         }
-
-        let timeout = self.config.ack_timeout_ms;
         let Some(device) = self.users.get_mut(&user_id).and_then(|u| u.device_mut(&device_id)) else {
             return;
         };
@@ -82,22 +92,10 @@ impl Core {
             device.announced.retain(|(c, _)| *c != notice.conversation_id);
             device.announced.push((notice.conversation_id, notice.last_seq));
         }
-        let mut armed = Vec::new();
-        for held in &held {
-            let flight = device.flight(&held.conversation);
-            flight.on_pushed(held.seq, now.mono);
-            if !std::mem::replace(&mut flight.armed, true) {
-                armed.push(held.conversation.clone());
-            }
-        }
-        for conversation in armed {
-            let (user, device) = (user_id.clone(), device_id.clone());
-            self.timers.arm(now.mono + timeout, Timer::Flight { user, device, conversation });
-        }
-        self.counters.pushes += held.len() as u64;
-        for held in held {
-            self.broadcast(&[key], &held.frame);
-        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
+        let pushes = held.into_iter().map(|held| (held.conversation, held.seq, held.frame)).collect();
+        self.push_to(key, (&user_id, &device_id), pushes, now);
     }
 
     /// Notes which devices a user has; one that is new is stored, and the oldest gives way when there are too
@@ -219,7 +217,6 @@ fn pages(notices: &[Notice], bytes_max: usize) -> Vec<&[Notice]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bowline_protocol::ConversationId;
 
     #[test]
     fn notices_fill_frames_up_to_the_limit_and_no_further() {

@@ -23,6 +23,7 @@ pub mod persist;
 mod positions;
 mod reads;
 mod requests;
+mod resume;
 mod retention;
 mod timers;
 mod users;
@@ -73,6 +74,8 @@ pub struct Config {
     /// `message.stored` events are written to the outbox.
     pub outbox: bool,
     pub retention: Retention,
+    /// How long a session is held after its connection has ended; 0: not at all.
+    pub resume_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -175,6 +178,7 @@ pub struct Counters {
     pub transactions_failed: u64,
     pub messages_expired: u64,
     pub devices_forgotten: u64,
+    pub resumed: u64,
 }
 
 pub struct Core {
@@ -202,6 +206,8 @@ pub struct Core {
     reads: HashMap<u64, Box<ReadPurpose>, ahash::RandomState>,
     timers: Timers,
     sweeper: retention::Sweeper,
+    /// Without a connection, for a while.
+    sessions: resume::Sessions,
     decided: Vec<ConnKey>,
     next_number: u64,
     counters: Counters,
@@ -242,6 +248,7 @@ impl Core {
             reads: HashMap::with_hasher(map()),
             timers: Timers::default(),
             sweeper: retention::Sweeper::default(),
+            sessions: HashMap::with_hasher(map()),
             decided: Vec::new(),
             next_number: 1,
             counters: Counters::default(),
@@ -324,12 +331,12 @@ impl Core {
                     device.flights.iter_mut().for_each(|f| f.restart(now.mono));
                 }
             }
-            Up::Closed(_) => self.remove_conn(key, now),
+            Up::Closed(code) => self.remove_conn(key, resume::may_resume(code), now),
             Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
             Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
                 if conn.gone_no == no {
-                    return self.remove_conn(key, now);
+                    return self.remove_conn(key, true, now);
                 }
                 conn.gone_no = no;
                 let user = conn.user.clone();
@@ -453,11 +460,19 @@ impl Core {
                 return self.send_again(conn, 1, Down::Refused(CloseCode::DeviceInUse));
             }
         };
+        // A session that this one goes on with is taken from the connection that has it: whatever that one still
+        // says concerns nobody any more.
+        let asked = open.resume.as_deref().map(resume::session_key);
+        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
+        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
+            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
+            self.remove_conn(old_key, true, now);
+        }
         for old in ended {
             let old_key = (self.nodes.index(&old.node), old.connection);
             if self.conns.get(&old_key).is_some_and(|c| c.login == old.login) {
                 self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-                self.remove_conn(old_key, now);
+                self.remove_conn(old_key, false, now);
             }
         }
         if is_closed {
@@ -465,8 +480,9 @@ impl Core {
         }
         if self.conns.contains_key(&key) {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
-            self.remove_conn(key, now);
+            self.remove_conn(key, true, now);
         }
+        let resuming = asked.filter(|session| self.is_held(*session, &open.user, &open.device, now));
         self.conns.insert(
             key,
             Conn {
@@ -477,7 +493,8 @@ impl Core {
                 decided: 0,
                 congested: false,
                 gone_no: 0,
-                sync: Some(Box::default()),
+                session: resume::session_key(&open.session),
+                sync: Some(Box::new(users::Sync { resuming, ..users::Sync::default() })),
             },
         );
         let user = self.users.entry(open.user).or_default();
@@ -494,7 +511,9 @@ impl Core {
                 announced: users::Rare::default(),
             }),
         }
-        self.send_down(key, Down::Accepted { resumed: false });
+        if resuming.is_none() {
+            self.send_down(key, Down::Accepted { resumed: false });
+        }
         self.begin_sync(key);
     }
 
@@ -503,18 +522,26 @@ impl Core {
         if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
             return;
         }
-        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, now) }
+        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, true, now) }
     }
 
-    /// Takes a connection out of every table; nothing happens when it is out already.
-    fn remove_conn(&mut self, key: ConnKey, now: Now) {
+    /// Takes a connection out of every table; nothing happens when it is out already. Its session may be held.
+    fn remove_conn(&mut self, key: ConnKey, is_held: bool, now: Now) {
         let Some(conn) = self.conns.swap_remove(&key) else { return };
         let conn_ref = conn_ref(&self.nodes, key, conn.login);
         self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });
         let Some(user) = self.users.get_mut(&conn.user) else { return };
         let Some(index) = user.devices.iter().position(|d| d.id == conn.device) else { return };
         user.devices[index].conns.retain(|k| *k != key);
-        if user.devices[index].conns.is_empty() {
+        let is_last = user.devices[index].conns.is_empty();
+        if is_held {
+            match conn.sync.as_ref().and_then(|sync| sync.resuming) {
+                Some(session) => self.hold_longer(session, now),
+                None => self.hold_session(conn.session, &conn.user, index, now),
+            }
+        }
+        let Some(user) = self.users.get_mut(&conn.user) else { return };
+        if is_last {
             let device = user.devices.remove(index);
             if user.devices.is_empty() {
                 self.users.swap_remove(&conn.user);
@@ -544,6 +571,13 @@ impl Core {
             let mut to = smallvec::SmallVec::with_capacity(group.len());
             for key in group {
                 if let Some(conn) = self.conns.get_mut(key) {
+                    if let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) {
+                        match sync.early.len() < limits::EARLY_FRAMES_MAX {
+                            true => sync.early.push(frame.clone()),
+                            false => sync.overflowed = true,
+                        }
+                        continue;
+                    }
                     conn.sent += 1;
                     to.push(Target { connection: key.1, login: conn.login, no: conn.sent });
                 }

@@ -18,6 +18,14 @@ pub const POSITIONS_PER_BATCH_MAX: usize = 2_000;
 /// Pushes held for a connection whose waiting conversations are being looked up. Those beyond are announced
 /// with them.
 pub const HELD_PUSHES_MAX: usize = 1_000;
+/// Other frames for a connection that is about to resume its session. Those beyond end the attempt.
+pub const EARLY_FRAMES_MAX: usize = 1_000;
+/// Sessions held after their connections have ended. Those beyond are not held.
+pub const SESSIONS_HELD_MAX: usize = 50_000;
+/// What a session may have open to be held and resumed. With more, what waits is announced.
+pub const RESUME_CONVERSATIONS_MAX: usize = 100;
+pub const RESUME_MESSAGES_MAX: u64 = 500;
+pub const RESUME_BYTES_MAX: usize = 256 * 1024;
 /// Conversations in one `sync.notice`.
 pub const NOTICES_PER_PAGE: usize = 100;
 /// Messages read at once for another push.

@@ -98,19 +98,14 @@ impl Core {
     fn apply_to(&mut self, id: &ConversationId, staged: Staged, now: Now) {
         let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { return };
         (conversation.last, conversation.last_ts) = (staged.last, staged.last_ts);
-        let is_lifted = staged.floor > conversation.floor;
-        conversation.floor = staged.floor;
         (conversation.exists, conversation.touched) = (staged.exists, now.mono);
         conversation.name = staged.name.unwrap_or(conversation.name.take());
         conversation.meta = staged.meta.unwrap_or(conversation.meta.take());
         for (user, member) in staged.members {
-            match member {
-                Some(member) => conversation.members.insert(user, member),
-                None => conversation.members.remove(&user),
-            };
+            conversation.put_member(user, member);
         }
-        if is_lifted {
-            conversation.members.values_mut().for_each(|member| member.lift(staged.floor));
+        if staged.floor > conversation.floor {
+            conversation.lift(staged.floor);
         }
         let (last, floor) = (conversation.last, conversation.floor);
         self.on_grown(id, last, floor, now);

@@ -8,10 +8,11 @@ use crate::{
     deliver::Repeat,
     forbidden, limits,
     persist::{Found, Message, Query, Summary},
+    resume::Resume,
     retention::Sweep,
     timers::Timer,
     unavailable,
-    users::ConnKey,
+    users::{Conn, ConnKey},
 };
 use bowline_protocol::{
     ConversationId, DeviceId, ErrorCode, Frame, Seq, UserId,
@@ -55,6 +56,7 @@ pub(crate) enum ReadPurpose {
     Known { conversation: ConversationId, user: UserId },
     Repeat(Repeat),
     User { asker: Asker, user: UserId },
+    Resume(Box<Resume>),
     Sweep(Sweep),
 }
 
@@ -148,6 +150,7 @@ impl Core {
             ReadPurpose::History { .. }
             | ReadPurpose::Senders { .. }
             | ReadPurpose::Known { .. }
+            | ReadPurpose::Resume(_)
             | ReadPurpose::Sweep(_)
             | ReadPurpose::Repeat(_) => {}
         }
@@ -181,6 +184,9 @@ impl Core {
             }
             (ReadPurpose::User { asker, user }, Found::Devices(devices)) => {
                 self.on_user_found(&asker, &user, devices)
+            }
+            (ReadPurpose::Resume(resume), Found::Messages(messages)) => {
+                self.on_resume_found(*resume, messages, now);
             }
             (ReadPurpose::Sweep(sweep), Found::Overdue { runs, next, more, ids }) => {
                 self.on_overdue(sweep, runs, (next, more), ids, now);
@@ -217,7 +223,20 @@ impl Core {
                 self.on_known(conversation, user, None);
                 self.store_rest_until = retry;
             }
-            purpose @ ReadPurpose::Sync { .. } => self.timers.arm(retry, Timer::Retry(Box::new(purpose))),
+            ReadPurpose::Sync { key, login } => {
+                // Whoever wanted to go on with a session is let in without it rather than kept waiting.
+                let is_resuming = |c: &Conn| c.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
+                match self.conns.get(&key).is_some_and(|c| c.login == login && is_resuming(c)) {
+                    true => self.give_up_resume(key),
+                    false => self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Sync { key, login }))),
+                }
+            }
+            ReadPurpose::Resume(resume) => {
+                let Resume { key, login, .. } = *resume;
+                if self.conns.get(&key).is_some_and(|c| c.login == login) {
+                    self.give_up_resume(key);
+                }
+            }
             ReadPurpose::Sweep(_) => self.on_sweep_failed(now),
             // The range stays in its flight and is due again.
             ReadPurpose::Repeat(_) => {}

@@ -44,6 +44,8 @@ pub(crate) struct Conn {
     pub congested: bool,
     /// The event that was last answered "not here, gone"; a second time ends the connection.
     pub gone_no: u64,
+    /// Of its session's id.
+    pub session: u64,
     /// Present until the waiting conversations were announced.
     pub sync: Option<Box<Sync>>,
 }
@@ -54,6 +56,10 @@ pub(crate) struct Sync {
     pub held: Vec<Held>,
     /// More became due than is held: look again, and announce it all.
     pub overflowed: bool,
+    /// The session that it wants to go on with; it has not been accepted yet.
+    pub resuming: Option<u64>,
+    /// What else it is to be sent once it is accepted.
+    pub early: Vec<Frame>,
 }
 
 pub(crate) struct Held {
@@ -162,5 +168,5 @@ pub(crate) fn conn_ref(nodes: &Nodes, key: ConnKey, login: u64) -> ConnRef {
 }
 
 // There is one of each for every session.
-const _: () = assert!(size_of::<Conn>() <= 72);
+const _: () = assert!(size_of::<Conn>() <= 80);
 const _: () = assert!(size_of::<User>() <= 104);

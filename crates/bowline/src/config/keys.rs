@@ -140,7 +140,7 @@ pub const KEYS: &[Key] = &[
     key("coordination.url", Text, None, "The address of Redis", "not set: none", UNSET),
     key("coordination.route_ttl_ms", ms(1), Some("90000"), "How long a route lives without being renewed", "", NoEffect),
     key("coordination.node_ttl_ms", ms(1), Some("1500"), "How long a node counts as alive without being heard of", "", NoEffect),
-    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended", "0: it ends with the connection", NoEffect),
+    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended, for a client that comes back with `resume`", "0: it ends with the connection", Works),
 
     key("health.threshold", count(0, 100), Some("90"), "The score from which on a node gets new clients", "0: always", NoEffect),
     key("health.cpu_percent", percent(1), Some("80"), "Use of the processor above which a node loses score", "", NoEffect),

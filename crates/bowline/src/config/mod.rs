@@ -174,6 +174,7 @@ pub struct Router {
     pub max_redeliveries: u32,
     pub batch_max: usize,
     pub group_members_max: usize,
+    pub offline_grace_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -313,6 +314,7 @@ impl Settings {
                 max_redeliveries: self.int("router.max_redeliveries"),
                 batch_max: self.int("router.batch_max"),
                 group_members_max: self.int("router.group_members_max"),
+                offline_grace_ms: self.int("coordination.offline_grace_ms"),
             },
             log: Log {
                 level: self.owned("log.level").unwrap_or_default(),

@@ -310,6 +310,8 @@ pub struct World {
     next_conn: u64,
     /// Frames for each connection, in the order of their numbers.
     pub sent: HashMap<u64, Vec<Value>>,
+    /// Connections that were accepted, and whether their session was resumed.
+    pub accepted: HashMap<u64, bool>,
     pub decided: HashMap<u64, u32>,
     pub closed: HashMap<u64, CloseCode>,
     pub answers: HashMap<u64, Answer>,
@@ -335,6 +337,7 @@ pub fn config() -> Config {
         before_send: false,
         outbox: false,
         retention: Retention::default(),
+        resume_ms: 15_000,
     }
 }
 
@@ -352,6 +355,7 @@ impl World {
             node: Arc::new(NodeRef { node_id: "n1".into(), boot_id: "b1".into() }),
             next_conn: 1,
             sent: HashMap::new(),
+            accepted: HashMap::new(),
             decided: HashMap::new(),
             closed: HashMap::new(),
             answers: HashMap::new(),
@@ -377,7 +381,32 @@ impl World {
         ConnRef { node: self.node.clone(), connection: conn, login: conn }
     }
 
+    /// The session of a connection is called after it: `s1`, `s2`.
     pub fn connect(&mut self, user: &str, device: &str) -> u64 {
+        self.resume(user, device, None)
+    }
+
+    pub fn resume(&mut self, user: &str, device: &str, resume: Option<&str>) -> u64 {
+        let conn = self.open(user, device, resume);
+        self.settle();
+        conn
+    }
+
+    /// As [`World::resume`], with frames of others that are decided before its look-ups are answered.
+    pub fn resume_amid(&mut self, user: &str, device: &str, resume: &str, frames: &[(u64, &str)]) -> u64 {
+        self.backwards = true;
+        let conn = self.open(user, device, Some(resume));
+        for _ in 0..2 {
+            self.core.on_turn(self.now);
+            self.core.take_actions().into_iter().for_each(|action| self.carry_out(action));
+        }
+        assert!(!self.accepted.contains_key(&conn), "what waits is being looked up");
+        self.frames(frames);
+        self.backwards = false;
+        conn
+    }
+
+    fn open(&mut self, user: &str, device: &str, resume: Option<&str>) -> u64 {
         let conn = self.next_conn;
         self.next_conn += 1;
         let open = Open {
@@ -385,10 +414,12 @@ impl World {
             device: DeviceId::trusted(device),
             class: None,
             channel: None,
-            resume: None,
+            session: format!("s{conn}").into(),
+            resume: resume.map(Into::into),
             same_device: SameDevice::Replace,
         };
-        self.up(conn, Up::Open(open));
+        let from = self.conn_ref(conn);
+        self.event(Event::Uplink(Uplink { from, event: Up::Open(open) }));
         conn
     }
 
@@ -482,7 +513,12 @@ impl World {
                         Down::Close { code, .. } | Down::Refused(code) => {
                             self.closed.insert(target.connection, *code);
                         }
-                        Down::Accepted { .. } | Down::Answer { .. } => {}
+                        Down::Accepted { resumed } => {
+                            self.accepted.insert(target.connection, *resumed);
+                            let nothing = !self.sent.contains_key(&target.connection);
+                            assert!(nothing, "nothing comes before the connection is accepted");
+                        }
+                        Down::Answer { .. } => {}
                     }
                 }
             }
