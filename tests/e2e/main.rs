@@ -30,6 +30,7 @@ mod drain;
 mod groups;
 mod heartbeat;
 mod history;
+mod lessons;
 mod receipts;
 mod refusals;
 mod retention;

@@ -12,12 +12,13 @@ use crate::{
     reads::Deferred,
 };
 use bowline_protocol::{
-    ConversationId, ErrorCode, ServerFrame, UserId,
+    ConversationId, ErrorCode, Frame, ServerFrame, UserId,
     error::Refusal,
     frame::{self, Role},
     ids::GroupId,
 };
 use bytes::Bytes;
+use serde_json::value::RawValue;
 
 /// A group to be made, as it was asked for.
 pub(crate) struct Create {
@@ -284,16 +285,28 @@ impl Core {
 
     pub(crate) fn announce(&mut self, announcement: Announcement) {
         let Announcement { conversation, change, by, users, name, meta, to } = announcement;
-        let meta = meta.as_ref().and_then(|text| serde_json::from_slice(text).ok());
-        let frame = ServerFrame::ConversationChanged {
-            conversation_id: &conversation,
-            change,
-            by: by.as_deref(),
-            users: (!users.is_empty()).then_some(&users[..]),
-            name: name.as_deref(),
-            meta,
-        }
-        .encode();
+        let meta: Option<&RawValue> = meta.as_ref().and_then(|text| serde_json::from_slice(text).ok());
+        let frame = |users: &[UserId], meta| {
+            ServerFrame::ConversationChanged {
+                conversation_id: &conversation,
+                change,
+                by: by.as_deref(),
+                users: (!users.is_empty()).then_some(users),
+                name: name.as_deref(),
+                meta,
+            }
+            .encode()
+        };
+        // What does not fit into a frame is left out; members can be told apart by the messages that come.
+        let bytes_max = self.config.frame_bytes_max + frame::SERVER_FIELDS_BYTES;
+        let fits = |frame: &Frame| frame.json.len() <= bytes_max;
+        let candidates = [(&users[..], meta), (&[], meta), (&[], None)];
+        let frame = candidates.into_iter().map(|(users, meta)| frame(users, meta)).find(fits);
+        let frame = frame.unwrap_or_else(|| {
+            let (conversation_id, by) = (&*conversation, None);
+            let (users, name, meta) = (None, None, None);
+            ServerFrame::ConversationChanged { conversation_id, change, by, users, name, meta }.encode()
+        });
         let mut keys = Vec::new();
         for device in to.iter().filter_map(|user| self.users.get(user)).flat_map(|user| &user.devices) {
             keys.extend_from_slice(&device.conns);

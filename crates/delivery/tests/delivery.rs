@@ -7,8 +7,9 @@ use bowline_delivery::Verdict;
 use bowline_protocol::{
     CloseCode, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    link::{Answer, Down, Request, Send, SendTarget, Up},
+    link::{Answer, ConnRef, Down, NodeRef, Request, Send, SendTarget, Up},
 };
+use std::sync::Arc;
 use support::{MemStore, World, body, config, read, recv, send};
 
 const AB: &str = "d:a:b";
@@ -548,4 +549,20 @@ fn one_sender_is_stored_in_order_across_conversations() {
     let frames: Vec<(u64, &str)> = texts.iter().map(|t| (a, t.as_str())).collect();
     world.frames(&frames);
     assert_eq!(world.brief(a), ["ack m0 1", "ack m1 2", "ack m2 1", "ack m3 3"]);
+}
+
+#[test]
+fn what_an_earlier_life_of_a_node_says_is_void() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    // The same node id, connection and login, from before a restart.
+    let earlier = NodeRef { node_id: "n1".into(), boot_id: "b0".into() };
+    for event in [Up::Congested, Up::Closed(CloseCode::Bye)] {
+        world.up_from(ConnRef { node: Arc::new(earlier.clone()), connection: b, login: b }, event);
+    }
+    world.frame(a, &send("m", "b"));
+    assert_eq!(world.brief(b), ["push 1"]);
+    assert_eq!(world.core.table_sizes()[0], 2);
+    world.advance(3000);
+    assert_eq!(world.brief(b), ["again 1"], "its socket is not full");
 }

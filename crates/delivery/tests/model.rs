@@ -6,9 +6,9 @@ mod support;
 
 use bowline_delivery::{Retention, persist::Message};
 use bowline_protocol::{
-    DeviceId, Seq, UserId,
+    CloseCode, DeviceId, Seq, UserId,
     ids::GroupId,
-    link::{Answer, Request},
+    link::{Answer, Request, Up},
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -23,9 +23,30 @@ const CONVERSATIONS: [&str; 4] = ["d:a:b", "d:a:c", "d:b:c", "g:t"];
 enum Op {
     Connect(usize, usize),
     Disconnect(usize, usize),
-    Send { user: usize, device: usize, conversation: usize, count: usize },
-    Receive { user: usize, device: usize, conversation: usize, back: u64, read: bool },
-    Clear { user: usize, device: usize, conversation: usize },
+    /// The device goes on with its session: its connection is gone, or only silent.
+    Resume {
+        user: usize,
+        device: usize,
+        is_silent: bool,
+    },
+    Send {
+        user: usize,
+        device: usize,
+        conversation: usize,
+        count: usize,
+    },
+    Receive {
+        user: usize,
+        device: usize,
+        conversation: usize,
+        back: u64,
+        read: bool,
+    },
+    Clear {
+        user: usize,
+        device: usize,
+        conversation: usize,
+    },
     Leave(usize),
     Join(usize),
     Forget(usize, usize),
@@ -39,6 +60,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         3 => (user.clone(), device.clone()).prop_map(|(u, d)| Op::Connect(u, d)),
         1 => (user.clone(), device.clone()).prop_map(|(u, d)| Op::Disconnect(u, d)),
+        2 => (user.clone(), device.clone(), any::<bool>())
+            .prop_map(|(user, device, is_silent)| Op::Resume { user, device, is_silent }),
         6 => (user.clone(), device.clone(), conversation.clone(), 1..4usize)
             .prop_map(|(user, device, conversation, count)| Op::Send { user, device, conversation, count }),
         5 => (user.clone(), device.clone(), conversation.clone(), 0..3u64, any::<bool>())
@@ -68,6 +91,8 @@ fn retention() -> impl Strategy<Value = Retention> {
 #[derive(Default)]
 struct Client {
     conn: u64,
+    /// The number in its session's name.
+    session: u64,
     /// The newest first push of each conversation; the next one has to be above.
     pushed: BTreeMap<String, Seq>,
 }
@@ -83,6 +108,8 @@ struct Model {
     read: BTreeMap<(usize, String), Seq>,
     first: BTreeMap<(usize, String), Seq>,
     acked: BTreeMap<String, (String, Seq)>,
+    /// Sessions whose connection was closed.
+    lost: BTreeMap<(usize, usize), u64>,
     next_id: u64,
 }
 
@@ -129,6 +156,22 @@ impl Model {
                     _ => {}
                 }
             }
+        }
+    }
+
+    /// A resumed session has been pushed everything that this device has not acknowledged, each once and in order,
+    /// and nothing was announced.
+    fn check_resumed(&self, world: &World, user: usize, device: usize, conn: u64) {
+        let frames = world.sent.get(&conn).map_or(&[][..], Vec::as_slice);
+        assert!(frames.iter().all(|frame| frame["type"] != "sync.notice"), "{frames:?}");
+        for (id, conversation) in &world.store.conversations {
+            let Some(member) = conversation.members.get(USERS[user]) else { continue };
+            let of = |frame: &&Value| frame["type"] == "msg.push" && frame["conversation_id"] == **id;
+            let pushed: Vec<_> = frames.iter().filter(of).map(|frame| frame["seq"].as_u64()).collect();
+            let position = member.position(&DeviceId::trusted(DEVICES[device]));
+            let own = |m: &Message| *m.from == *USERS[user] && m.device.as_deref() == Some(DEVICES[device]);
+            let wanted = conversation.messages.iter().filter(|m| m.seq > position && !own(m));
+            assert_eq!(pushed, wanted.map(|m| Some(m.seq)).collect::<Vec<_>>(), "{id} from {position} on");
         }
     }
 
@@ -191,11 +234,29 @@ fn run(ops: Vec<Op>, retention: Retention) {
                         model.position.insert((user, device, id.to_owned()), delivered);
                     }
                 }
-                model.clients.insert((user, device), Client { conn, ..Client::default() });
+                model.lost.remove(&(user, device));
+                let client = Client { conn, session: conn, ..Client::default() };
+                model.clients.insert((user, device), client);
+            }
+            Op::Resume { user, device, is_silent } => {
+                let open = model.clients.remove(&(user, device));
+                if let Some(client) = open.as_ref().filter(|_| !is_silent) {
+                    world.up(client.conn, Up::Closed(CloseCode::Bye));
+                }
+                let lost = model.lost.remove(&(user, device));
+                let Some(session) = open.map(|client| client.session).or(lost) else { continue };
+                let conn = world.resume(USERS[user], DEVICES[device], Some(&format!("s{session}")));
+                let is_resumed = world.accepted[&conn];
+                let session = if is_resumed { session } else { conn };
+                model.clients.insert((user, device), Client { conn, session, ..Client::default() });
+                if is_resumed {
+                    model.check_resumed(&world, user, device, conn);
+                }
             }
             Op::Disconnect(user, device) => {
                 if let Some(client) = model.clients.remove(&(user, device)) {
                     world.disconnect(client.conn);
+                    model.lost.insert((user, device), client.session);
                 }
             }
             Op::Send { user, device, conversation, count } => {
@@ -273,6 +334,7 @@ fn run(ops: Vec<Op>, retention: Retention) {
                         == Answer::Done
                     {
                         model.known.remove(&(user, device));
+                        model.lost.remove(&(user, device));
                     }
                 }
             }
@@ -285,6 +347,7 @@ fn run(ops: Vec<Op>, retention: Retention) {
                 model.absorb(&mut world);
                 world.restart();
                 model.clients.clear();
+                model.lost.clear();
             }
         }
         model.absorb(&mut world);
@@ -298,7 +361,7 @@ fn run(ops: Vec<Op>, retention: Retention) {
     // Everyone comes (again), so that what waits is announced.
     for (user, device) in model.known.clone() {
         let conn = world.connect(USERS[user], DEVICES[device]);
-        model.clients.insert((user, device), Client { conn, ..Client::default() });
+        model.clients.insert((user, device), Client { conn, session: conn, ..Client::default() });
     }
     model.absorb(&mut world);
     check(&world, &model);

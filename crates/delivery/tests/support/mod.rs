@@ -428,7 +428,10 @@ impl World {
     }
 
     pub fn up(&mut self, conn: u64, event: Up) {
-        let from = self.conn_ref(conn);
+        self.up_from(self.conn_ref(conn), event);
+    }
+
+    pub fn up_from(&mut self, from: ConnRef, event: Up) {
         self.event(Event::Uplink(Uplink { from, event }));
         self.settle();
     }
