@@ -59,6 +59,10 @@ impl Flight {
 
     /// A first push was written.
     pub fn on_pushed(&mut self, seq: Seq, now: Millis) {
+        // Pushed to another connection of the device as well.
+        if self.last().is_some_and(|last| seq <= last) {
+            return;
+        }
         if let Some(last) = self.ranges.back_mut()
             && last.attempts == 0
             && last.to < seq

@@ -22,7 +22,8 @@ use std::{
 
 impl Core {
     pub(crate) fn begin_sync(&mut self, key: ConnKey) {
-        let Some(conn) = self.conns.get(&key) else { return };
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.sync.get_or_insert_default().is_looking = true;
         let purpose = ReadPurpose::Sync { key, login: conn.login };
         self.read_behind_writes(purpose);
     }
@@ -42,6 +43,7 @@ impl Core {
     ) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
         let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        conn.sync.iter_mut().for_each(|sync| sync.is_looking = false);
         let is_resuming = conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
             if is_resuming {
@@ -66,7 +68,8 @@ impl Core {
                 last = last.min(pushed - 1);
             }
             if last > position {
-                ranges.push_back((conversation.clone(), first.max(position + 1), last));
+                let from = first.max(position + 1);
+                ranges.extend((from <= last).then(|| (conversation.clone(), from, last)));
                 notices.push(Notice {
                     conversation_id: conversation,
                     last_seq: last,

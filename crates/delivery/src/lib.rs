@@ -511,8 +511,12 @@ impl Core {
                 announced: users::Rare::default(),
             }),
         }
-        if resuming.is_none() {
-            self.send_down(key, Down::Accepted { resumed: false });
+        match resuming {
+            None => self.send_down(key, Down::Accepted { resumed: false }),
+            Some(_) => {
+                let timer = timers::Timer::Resume { key, login: conn.login };
+                self.timers.arm(now.mono + limits::RESUME_WAIT_MS, timer);
+            }
         }
         self.begin_sync(key);
     }

@@ -26,6 +26,8 @@ pub const SESSIONS_HELD_MAX: usize = 50_000;
 pub const RESUME_CONVERSATIONS_MAX: usize = 100;
 pub const RESUME_MESSAGES_MAX: u64 = 500;
 pub const RESUME_BYTES_MAX: usize = 256 * 1024;
+/// How long a client that wants to resume waits for the store. Then it is let in, and what waits is announced.
+pub const RESUME_WAIT_MS: u64 = 2_000;
 /// Conversations in one `sync.notice`.
 pub const NOTICES_PER_PAGE: usize = 100;
 /// Messages read at once for another push.

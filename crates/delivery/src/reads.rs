@@ -12,7 +12,7 @@ use crate::{
     retention::Sweep,
     timers::Timer,
     unavailable,
-    users::{Conn, ConnKey},
+    users::ConnKey,
 };
 use bowline_protocol::{
     ConversationId, DeviceId, ErrorCode, Frame, Seq, UserId,
@@ -224,9 +224,10 @@ impl Core {
                 self.store_rest_until = retry;
             }
             ReadPurpose::Sync { key, login } => {
+                let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
+                conn.sync.iter_mut().for_each(|sync| sync.is_looking = false);
                 // Whoever wanted to go on with a session is let in without it rather than kept waiting.
-                let is_resuming = |c: &Conn| c.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
-                match self.conns.get(&key).is_some_and(|c| c.login == login && is_resuming(c)) {
+                match conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some()) {
                     true => self.give_up_resume(key),
                     false => self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Sync { key, login }))),
                 }

@@ -12,7 +12,7 @@ use crate::{
     persist::{Message, Query},
     reads::ReadPurpose,
     timers::Timer,
-    users::ConnKey,
+    users::{ConnKey, Sync},
 };
 use bowline_protocol::{
     CloseCode, ConversationId, DeviceId, Frame, Millis, Seq, UserId, frame::encode_push, link::Down,
@@ -159,6 +159,11 @@ impl Core {
     }
 
     pub(crate) fn on_resume_found(&mut self, mut resume: Resume, messages: Vec<Message>, now: Now) {
+        let is_wanted = |sync: &Sync| sync.resuming.is_some();
+        let conn = self.conns.get(&resume.key).filter(|c| c.login == resume.login);
+        if !conn.and_then(|c| c.sync.as_deref()).is_some_and(is_wanted) {
+            return;
+        }
         let last = messages.last().map(|m| m.seq);
         if let Some(range) = resume.rest.front_mut() {
             // What retention took meanwhile does not come any more.
@@ -208,12 +213,15 @@ impl Core {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) else { return };
         sync.resuming = None;
+        let is_looking = sync.is_looking;
         let early = std::mem::take(&mut sync.early);
         self.send_down(key, Down::Accepted { resumed: false });
         for frame in &early {
             self.broadcast(&[key], frame);
         }
-        self.begin_sync(key);
+        if !is_looking {
+            self.begin_sync(key);
+        }
     }
 
     /// Pushes to one connection, in this order, and sets the timers of what is to be acknowledged.

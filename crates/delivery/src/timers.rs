@@ -19,6 +19,11 @@ pub(crate) enum Timer {
     Enqueue(Box<crate::batch::Entry>),
     /// The store's rest is over.
     Store,
+    /// A client has waited long enough for its session.
+    Resume {
+        key: crate::users::ConnKey,
+        login: u64,
+    },
     /// A session was held for its time.
     Session(u64),
     /// A step of the sweep.
@@ -67,6 +72,11 @@ impl Core {
                 Timer::Retry(purpose) => self.read_again(*purpose),
                 Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
+                Timer::Resume { key, login } => {
+                    if self.conns.get(&key).is_some_and(|c| c.login == login) {
+                        self.give_up_resume(key);
+                    }
+                }
                 Timer::Session(session) => self.on_session_timer(session, now),
                 Timer::Sweep => self.on_sweep_timer(now),
                 Timer::Seen { from } => self.on_seen_timer(from, now),

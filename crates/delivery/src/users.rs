@@ -56,6 +56,8 @@ pub(crate) struct Sync {
     pub held: Vec<Held>,
     /// More became due than is held: look again, and announce it all.
     pub overflowed: bool,
+    /// What waits is being looked up.
+    pub is_looking: bool,
     /// The session that it wants to go on with; it has not been accepted yet.
     pub resuming: Option<u64>,
     /// What else it is to be sent once it is accepted.

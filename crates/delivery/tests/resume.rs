@@ -242,3 +242,24 @@ fn nothing_is_held_when_it_is_turned_off() {
     assert!(!resumed);
     assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1"]);
 }
+
+#[test]
+fn a_store_that_does_not_answer_keeps_nobody_out() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.is_silent = true;
+    let conn = world.resume("b", "1", Some(&format!("s{b}")));
+    assert!(!world.accepted.contains_key(&conn));
+    world.advance(limits::RESUME_WAIT_MS);
+    assert!(!world.accepted[&conn], "let in without its session");
+    world.is_silent = false;
+    world.settle();
+    assert_eq!(world.brief(conn), ["notice d:a:b 1-1 u1"]);
+    // It may try again while the session is held.
+    lose(&mut world, conn);
+    let (conn, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(conn), ["again 1"]);
+}

@@ -322,6 +322,8 @@ pub struct World {
     pub commits: usize,
     /// Look-ups are answered in the opposite order, later than everything else.
     pub backwards: bool,
+    /// Look-ups are not answered.
+    pub is_silent: bool,
     reads: Vec<(u64, Query)>,
     next_request: u64,
 }
@@ -364,6 +366,7 @@ impl World {
             failures: 0,
             commits: 0,
             backwards: false,
+            is_silent: false,
             reads: Vec::new(),
             next_request: 1,
         }
@@ -479,6 +482,9 @@ impl World {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
+                if self.is_silent {
+                    return;
+                }
                 match self.reads.pop() {
                     None => return,
                     Some((read, query)) => {
@@ -536,7 +542,9 @@ impl World {
                 self.event(Event::Outcome(outcome));
                 self.check_ledger();
             }
-            Action::Read { read, query, .. } if self.backwards => self.reads.push((read, query)),
+            Action::Read { read, query, .. } if self.backwards || self.is_silent => {
+                self.reads.push((read, query))
+            }
             Action::Read { read, query, .. } => {
                 let found = self.store.read(&query);
                 self.event(Event::Found { read, found });
