@@ -23,7 +23,8 @@ use std::collections::{HashMap, VecDeque};
 pub(crate) struct HeldSession {
     user: UserId,
     device: DeviceId,
-    ended_at: Millis,
+    /// What was stored before this, was pushed and is not listed here, was given up after its last attempt.
+    given_up_before: Millis,
     until: Millis,
     /// Up to where each conversation was pushed of which something was not acknowledged.
     pushed: Vec<(ConversationId, Seq)>,
@@ -68,8 +69,7 @@ impl HeldSession {
         }
         match of(&self.pushed) {
             Some(last) => message.seq <= last,
-            // Repeated until it was given up, or nothing of it was open.
-            None => message.ts <= self.ended_at,
+            None => message.ts < self.given_up_before,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Core {
         let held = HeldSession {
             user: user.clone(),
             device: device.id.clone(),
-            ended_at: now.wall,
+            given_up_before: now.wall.saturating_sub(self.config.ack_timeout_ms),
             until,
             pushed: pushed.collect(),
             announced: device.announced.to_vec(),

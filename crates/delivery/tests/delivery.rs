@@ -566,3 +566,48 @@ fn what_an_earlier_life_of_a_node_says_is_void() {
     world.advance(3000);
     assert_eq!(world.brief(b), ["again 1"], "its socket is not full");
 }
+
+#[test]
+fn a_group_of_ten_thousand_is_a_group_like_any_other() {
+    let members_max = 10_000;
+    let config = bowline_delivery::Config { group_members_max: members_max, ..config() };
+    let mut world = World::with(config, MemStore::default());
+    let group = bowline_protocol::ids::GroupId::trusted("t");
+    let members: Vec<UserId> = (0..members_max).map(|n| UserId::trusted(&format!("u{n}"))).collect();
+    let group_id = Some(group.clone());
+    world.request(Request::GroupCreate { group_id, name: None, members, owner: None, meta: None });
+    let full = world.request(Request::GroupAdd { group: group.clone(), user: UserId::trusted("late") });
+    assert!(matches!(full, Answer::Refused(r) if r.code == ErrorCode::TooLarge), "it takes no more");
+    let conns: Vec<u64> = (0..20).map(|n| world.connect(&format!("u{n}"), "1")).collect();
+    for n in 1..=3 {
+        world.frame(
+            conns[0],
+            &format!(r#"{{"type":"msg.send","id":"m{n}","conversation_id":"g:t","body":{n}}}"#),
+        );
+    }
+    assert_eq!(world.store.ledger.accepted, 3 * 9_999);
+    assert_eq!(world.brief(conns[19]), ["push 1", "push 2", "push 3"]);
+    world.take(conns[0]);
+    let recv = recv("g:t", 3);
+    let together: Vec<(u64, &str)> = conns[1..11].iter().map(|conn| (*conn, recv.as_str())).collect();
+    world.frames(&together);
+    world.frame(conns[11], &recv);
+    assert_eq!(world.brief(conns[0]), ["delivered 3 n=10", "delivered 3 n=11"]);
+    // Who leaves takes what waits along, and is told nothing any more; who was there counts no longer.
+    let leave = r#"{"type":"group.leave","id":"q","conversation_id":"g:t"}"#;
+    world.frame(conns[19], leave);
+    world.frame(conns[11], leave);
+    world.frame(conns[12], &recv);
+    let counts: Vec<String> =
+        world.brief(conns[0]).into_iter().filter(|frame| frame.starts_with("delivered")).collect();
+    assert_eq!(counts, ["delivered 3 n=11"]);
+    assert_eq!(world.store.ledger.expired, 3);
+    world.take(conns[19]);
+    world.frame(conns[19], r#"{"type":"history","id":"h","conversation_id":"g:t"}"#);
+    assert_eq!(world.brief(conns[19]), ["error forbidden h"]);
+    // And who comes back sees what comes from then on.
+    world.request(Request::GroupAdd { group, user: UserId::trusted("u19") });
+    world.frame(conns[19], r#"{"type":"history","id":"h","conversation_id":"g:t"}"#);
+    assert_eq!(world.brief(conns[19]), ["changed member_added", "page  more=false"]);
+    world.check_ledger();
+}
