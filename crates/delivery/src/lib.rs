@@ -190,6 +190,7 @@ pub struct Core {
     /// Connections whose route is being claimed.
     opening: HashMap<ConnKey, Opening, ahash::RandomState>,
     users: IndexMap<UserId, User, ahash::RandomState>,
+    closes: users::Closes,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
     gates: HashMap<UserId, VecDeque<Box<batch::Incoming>>, ahash::RandomState>,
@@ -234,6 +235,7 @@ impl Core {
             conns: IndexMap::with_hasher(map()),
             opening: HashMap::with_hasher(map()),
             users: IndexMap::with_hasher(map()),
+            closes: users::Closes::default(),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
             gates: HashMap::with_hasher(map()),
@@ -354,8 +356,10 @@ impl Core {
                 }
             }
             Up::Frame(_) => {
-                // The gateway holds a connection that was given up here; its client has to come again.
-                self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
+                // The gateway holds a connection that was given up here; its client has to come again, unless it was
+                // sent away and that has not arrived yet.
+                let code = self.closes.find(key, from.login).unwrap_or(CloseCode::Shutdown);
+                self.send_again(from, 0, Down::Close { code, reason: None });
             }
             Up::NotHere { no, event, .. } if no > 0 && matches!(*event, Down::Close { .. }) => {
                 // It was given up with this close, which has not arrived; what came before it is not sent any more.
@@ -562,6 +566,9 @@ impl Core {
     /// Sends one event to one connection.
     fn send_down(&mut self, key: ConnKey, event: Down) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Down::Close { code, .. } = &event {
+            self.closes.note(key, conn.login, *code);
+        }
         conn.sent += 1;
         let to = [Target { connection: key.1, login: conn.login, no: conn.sent }].into();
         self.actions.push(Action::Send(Downlink { node: self.nodes.node(key.0).clone(), to, event }));

@@ -28,6 +28,9 @@ pub const RESUME_MESSAGES_MAX: u64 = 500;
 pub const RESUME_BYTES_MAX: usize = 256 * 1024;
 /// How long a client that wants to resume waits for the store. Then it is let in, and what waits is announced.
 pub const RESUME_WAIT_MS: u64 = 2_000;
+/// Connections that were closed from here and whose close is remembered, should they go on speaking. Those beyond are
+/// told to come again.
+pub const CLOSES_REMEMBERED: usize = 1_000;
 /// Conversations in one `sync.notice`.
 pub const NOTICES_PER_PAGE: usize = 100;
 /// Messages read at once for another push.

@@ -1,13 +1,14 @@
 //! Who is connected: users, their devices, and the connections of those.
 
-use crate::flight::Flight;
+use crate::{flight::Flight, limits};
 use bowline_protocol::{
-    ConversationId, DeviceId, Frame, Millis, Seq, UserId,
+    CloseCode, ConversationId, DeviceId, Frame, Millis, Seq, UserId,
     ids::DeviceClass,
     link::{ConnRef, NodeRef},
 };
 use smallvec::SmallVec;
 use std::{
+    collections::{HashMap, VecDeque},
     ops::{Deref, DerefMut},
     sync::Arc,
 };
@@ -69,6 +70,30 @@ pub(crate) struct Held {
     pub seq: Seq,
     pub own: bool,
     pub frame: Frame,
+}
+
+/// How connections were closed lately: one that still speaks has not heard of it yet, and is told the same again.
+#[derive(Default)]
+pub(crate) struct Closes {
+    codes: HashMap<ConnKey, (u64, CloseCode), ahash::RandomState>,
+    order: VecDeque<ConnKey>,
+}
+
+impl Closes {
+    pub fn note(&mut self, key: ConnKey, login: u64, code: CloseCode) {
+        if self.codes.insert(key, (login, code)).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > limits::CLOSES_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.codes.remove(&oldest);
+        }
+    }
+
+    pub fn find(&self, key: ConnKey, login: u64) -> Option<CloseCode> {
+        self.codes.get(&key).filter(|(l, _)| *l == login).map(|(_, code)| *code)
+    }
 }
 
 #[derive(Default)]

@@ -611,3 +611,14 @@ fn a_group_of_ten_thousand_is_a_group_like_any_other() {
     assert_eq!(world.brief(conns[19]), ["changed member_added", "page  more=false"]);
     world.check_ledger();
 }
+
+#[test]
+fn who_was_sent_away_and_speaks_on_is_told_the_same_again() {
+    let mut world = World::new();
+    let old = world.connect("b", "1");
+    let new = world.connect("b", "1");
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced));
+    world.frame(old, &recv(AB, 1));
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced), "it would come again and kick itself");
+    assert!(!world.closed.contains_key(&new));
+}
