@@ -454,8 +454,11 @@ fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     Some((head, String::from_utf8(body).ok()?))
 }
 
+/// The head and the body of each question.
+type Asked = Arc<Mutex<Vec<(String, String)>>>;
+
 /// Answers questions about rooms by their names, one connection each, and notes the questions.
-fn application() -> (String, Arc<Mutex<Vec<(String, String)>>>) {
+fn application() -> (String, Asked) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/may-join", listener.local_addr().expect("it is bound"));
     let asked = Arc::new(Mutex::new(Vec::new()));

@@ -212,6 +212,11 @@ impl Snapshot {
             "Transactions that the store did not take",
             counters.transactions_failed,
         )?;
+        out.counter("bowline_router_sessions_resumed", "Sessions that went on", counters.resumed)?;
+        let expired = counters.messages_expired;
+        out.counter("bowline_router_messages_expired", "Messages deleted by retention", expired)?;
+        let forgotten = counters.devices_forgotten;
+        out.counter("bowline_router_devices_forgotten", "Devices forgotten", forgotten)?;
         out.gauge(
             "bowline_router_queue_depth",
             "Entries that wait for a transaction",

@@ -225,6 +225,8 @@ fn start_router(
         seed,
         before_send: false,
         outbox: false,
+        retention: config.retention,
+        resume_ms: config.router.offline_grace_ms,
     };
     let parts = bowline_router::Parts {
         coordination: Arc::new(Memory::default()),

@@ -13,6 +13,7 @@ use bowline_protocol::{
     Body, ConversationId, DeviceId, Frame, MessageId, Millis, Seq, ServerFrame, UserId,
     frame::{ReceiptKind, encode_push},
 };
+use indexmap::IndexSet;
 
 /// A message that has just become durable.
 pub(crate) struct Stored<'a> {
@@ -44,8 +45,16 @@ impl Core {
         let mut frame: Option<Frame> = None;
         let mut keys: Vec<ConnKey> = Vec::new();
         let (timeout, mut armed) = (self.config.ack_timeout_ms, Vec::new());
-        for user_id in conversation.members.keys() {
-            let Some(user) = self.users.get_mut(user_id) else { continue };
+        // Whichever are fewer, members or connected users, are looked up among the others.
+        let (members, users) = (&conversation.members, &self.users);
+        let online: Vec<usize> = if users.len() < members.len() {
+            let is_member = |(_, user): &(usize, &UserId)| members.contains_key(*user);
+            users.keys().enumerate().filter(is_member).map(|(index, _)| index).collect()
+        } else {
+            members.keys().filter_map(|user| users.get_index_of(user)).collect()
+        };
+        for index in online {
+            let Some((user_id, user)) = self.users.get_index_mut(index) else { continue };
             for device in &mut user.devices {
                 let own = incoming.user == *user_id && incoming.device.as_ref() == Some(&device.id);
                 let mut is_pushed = false;
@@ -55,7 +64,7 @@ impl Core {
                     });
                     let Some(conn) = self.conns.get_mut(key) else { continue };
                     match &mut conn.sync {
-                        Some(sync) if sync.held.len() < limits::HELD_PUSHES_MAX => {
+                        Some(sync) if !sync.overflowed && sync.held.len() < limits::HELD_PUSHES_MAX => {
                             let (conversation, frame) = (id.clone(), frame.clone());
                             sync.held.push(Held { conversation, seq, own: incoming.user == *user_id, frame });
                         }
@@ -69,7 +78,7 @@ impl Core {
                 if is_pushed && !own {
                     let flight = device.flight(id);
                     flight.on_pushed(seq, now.mono);
-                    if !std::mem::replace(&mut flight.armed, true) {
+                    if flight.arm(now.mono + timeout) {
                         armed.push((user_id.clone(), device.id.clone()));
                     }
                 }
@@ -106,6 +115,7 @@ impl Core {
         user_id: UserId,
         device_id: DeviceId,
         conversation: ConversationId,
+        at: Millis,
         now: Now,
     ) {
         let (timeout, repeats_max) = (self.config.ack_timeout_ms, self.config.max_redeliveries);
@@ -113,9 +123,18 @@ impl Core {
         let Some(device) = user.device_mut(&device_id) else { return };
         let congested = device.conns.iter().any(|k| self.conns.get(k).is_some_and(|c| c.congested));
         let Some(index) = device.flights.iter().position(|f| f.conversation == conversation) else { return };
-        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it.
-        let above_gap = device.is_announced_above(&conversation, 0);
+        let floor = match self.conversations.get(&conversation) {
+            Some(Slot::Ready(conversation)) => conversation.floor,
+            _ => 0,
+        };
+        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it. A gap
+        // that retention has taken is none.
+        let above_gap = device.is_announced_above(&conversation, floor);
         let flight = &mut device.flights[index];
+        if !flight.take_timer(at) {
+            return;
+        }
+        flight.drop_up_to(floor);
         if congested {
             flight.restart(now.mono);
         }
@@ -124,6 +143,7 @@ impl Core {
             device.flights.swap_remove(index);
             return;
         };
+        flight.arm(next);
         let (user, device) = (user_id.clone(), device_id.clone());
         self.timers.arm(next, Timer::Flight { user, device, conversation: conversation.clone() });
         if above_gap {
@@ -209,21 +229,12 @@ impl Core {
     /// Receipts for positions that are durable now: to the senders of what they cover, and of reading also to
     /// the reader's other devices.
     pub(crate) fn send_receipts(&mut self, moved: Vec<Moved>, now: Now) {
-        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, Vec<UserId>)> = Vec::new();
+        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, IndexSet<UserId>)> = Vec::new();
         for Moved { conversation: id, user, device, delivered, read } in moved {
             let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
             let named = conversation.members.len() <= limits::NAMED_RECEIPTS_MEMBERS_MAX;
             for (kind, moved) in [(ReceiptKind::Delivered, delivered), (ReceiptKind::Read, read)] {
                 let Some((seq, senders)) = moved else { continue };
-                let frame = ServerFrame::MsgReceipt {
-                    conversation_id: &id,
-                    seq,
-                    user_id: Some(&user),
-                    count: None,
-                    kind,
-                    ts: now.wall,
-                }
-                .encode();
                 let mut keys = Vec::new();
                 if kind == ReceiptKind::Read {
                     let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
@@ -237,41 +248,51 @@ impl Core {
                     match counted.iter_mut().find(|(c, k, ..)| *c == id && *k == kind) {
                         Some((_, _, max, to)) => {
                             *max = seq.max(*max);
-                            to.extend(senders.into_iter().filter(|s| !to.contains(s)).collect::<Vec<_>>());
+                            to.extend(senders);
                         }
-                        None => counted.push((id.clone(), kind, seq, senders)),
+                        None => counted.push((id.clone(), kind, seq, senders.into_iter().collect())),
                     }
                 }
-                self.counters.receipts += keys.len() as u64;
-                self.broadcast(&keys, &frame);
+                self.send_receipt(&keys, &id, (kind, seq), Some(&user), None, now);
             }
         }
         for (id, kind, seq, senders) in counted {
-            let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
-            // Whoever sent it has it, and is no recipient.
-            let sender = conversation.tail.entry(seq).map(|entry| &entry.from);
-            let there = conversation.members.iter().filter(|(user, m)| {
-                let position = if kind == ReceiptKind::Delivered { m.delivered } else { m.read };
-                position >= seq && Some(*user) != sender
-            });
-            let count = there.count() as u32;
-            let frame = ServerFrame::MsgReceipt {
-                conversation_id: &id,
-                seq,
-                user_id: None,
-                count: Some(count),
-                kind,
-                ts: now.wall,
-            }
-            .encode();
             let keys = self.conns_of(&senders);
-            self.counters.receipts += keys.len() as u64;
-            self.broadcast(&keys, &frame);
+            let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&id) else { continue };
+            if !keys.is_empty() {
+                let count = conversation.count_there(kind, seq);
+                self.send_receipt(&keys, &id, (kind, seq), None, Some(count), now);
+            }
         }
     }
 
-    fn conns_of(&self, users: &[UserId]) -> Vec<ConnKey> {
-        let devices = users.iter().filter_map(|u| self.users.get(u)).flat_map(|u| &u.devices);
+    fn send_receipt(
+        &mut self,
+        keys: &[ConnKey],
+        conversation_id: &ConversationId,
+        (kind, seq): (ReceiptKind, Seq),
+        user_id: Option<&UserId>,
+        count: Option<u32>,
+        now: Now,
+    ) {
+        if keys.is_empty() {
+            return;
+        }
+        let frame = ServerFrame::MsgReceipt {
+            conversation_id,
+            seq,
+            user_id: user_id.map(|u| &**u),
+            count,
+            kind,
+            ts: now.wall,
+        }
+        .encode();
+        self.counters.receipts += keys.len() as u64;
+        self.broadcast(keys, &frame);
+    }
+
+    fn conns_of<'a>(&self, users: impl IntoIterator<Item = &'a UserId>) -> Vec<ConnKey> {
+        let devices = users.into_iter().filter_map(|u| self.users.get(u)).flat_map(|u| &u.devices);
         devices.flat_map(|d| d.conns.iter().copied()).collect()
     }
 }

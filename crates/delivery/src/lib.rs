@@ -2,9 +2,9 @@
 //! time go in ([`Event`]); what is to be done comes out ([`Action`]).
 //!
 //! The way of a message: [`ingest`] finds its conversation, what became of the same id before and the verdict;
-//! [`batch`] gives it a number and puts it into one transaction with what else is due; when that is durable,
-//! [`deliver`] acknowledges and pushes. [`inbox`] keeps what each device has, [`groups`] who is a member,
-//! [`requests`] answers the API. One transaction is under way at a time: memory holds what is committed, and a
+//! [`batch`] gives it a number and puts it into one transaction with what else is due, such as the [`positions`] of
+//! devices; [`outcome`] is what follows when that is durable, or is not; [`deliver`] pushes. [`inbox`] tells what
+//! waits, [`groups`] who is a member, [`requests`] answers the API, [`retention`] deletes what is old. One transaction is under way at a time: memory holds what is committed, and a
 //! transaction that is refused leaves no trace.
 
 #![forbid(unsafe_code)]
@@ -18,13 +18,17 @@ mod groups;
 mod inbox;
 mod ingest;
 pub mod limits;
+mod outcome;
 pub mod persist;
+mod positions;
 mod reads;
 mod requests;
+mod resume;
+mod retention;
 mod timers;
 mod users;
 
-use batch::{Entry, InFlight, PendingPosition};
+use batch::{Entry, InFlight};
 use bowline_protocol::{
     ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
@@ -34,7 +38,9 @@ use conversation::Conversation;
 use dedupe::Dedupe;
 use indexmap::IndexMap;
 use persist::{Batch, Found, Outcome, Query};
+use positions::PendingPosition;
 use reads::{Deferred, ReadPurpose};
+pub use retention::Retention;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -67,6 +73,9 @@ pub struct Config {
     pub before_send: bool,
     /// `message.stored` events are written to the outbox.
     pub outbox: bool,
+    pub retention: Retention,
+    /// How long a session is held after its connection has ended; 0: not at all.
+    pub resume_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -167,6 +176,9 @@ pub struct Counters {
     pub not_here: u64,
     pub transactions: u64,
     pub transactions_failed: u64,
+    pub messages_expired: u64,
+    pub devices_forgotten: u64,
+    pub resumed: u64,
 }
 
 pub struct Core {
@@ -178,6 +190,7 @@ pub struct Core {
     /// Connections whose route is being claimed.
     opening: HashMap<ConnKey, Opening, ahash::RandomState>,
     users: IndexMap<UserId, User, ahash::RandomState>,
+    closes: users::Closes,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
     gates: HashMap<UserId, VecDeque<Box<batch::Incoming>>, ahash::RandomState>,
@@ -194,6 +207,9 @@ pub struct Core {
     store_rest_until: Millis,
     reads: HashMap<u64, Box<ReadPurpose>, ahash::RandomState>,
     timers: Timers,
+    sweeper: retention::Sweeper,
+    /// Without a connection, for a while.
+    sessions: resume::Sessions,
     decided: Vec<ConnKey>,
     next_number: u64,
     counters: Counters,
@@ -220,6 +236,7 @@ impl Core {
             conns: IndexMap::with_hasher(map()),
             opening: HashMap::with_hasher(map()),
             users: IndexMap::with_hasher(map()),
+            closes: users::Closes::default(),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
             gates: HashMap::with_hasher(map()),
@@ -234,6 +251,8 @@ impl Core {
             store_rest_until: 0,
             reads: HashMap::with_hasher(map()),
             timers: Timers::default(),
+            sweeper: retention::Sweeper::default(),
+            sessions: HashMap::with_hasher(map()),
             decided: Vec::new(),
             next_number: 1,
             counters: Counters::default(),
@@ -258,6 +277,7 @@ impl Core {
 
     /// Ends a turn: timers that are due, the next transaction, what was decided without an answer.
     pub fn on_turn(&mut self, now: Now) {
+        self.start_sweep(now);
         self.on_timers(now);
         self.form_batches(now);
         self.report_decided();
@@ -320,12 +340,12 @@ impl Core {
                     device.flights.iter_mut().for_each(|f| f.restart(now.mono));
                 }
             }
-            Up::Closed(_) => self.remove_conn(key, now),
+            Up::Closed(code) => self.remove_conn(key, resume::may_resume(code), now),
             Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
             Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
                 if conn.gone_no == no {
-                    return self.remove_conn(key, now);
+                    return self.remove_conn(key, true, now);
                 }
                 conn.gone_no = no;
                 let user = conn.user.clone();
@@ -343,8 +363,10 @@ impl Core {
                 }
             }
             Up::Frame(_) => {
-                // The gateway holds a connection that was given up here; its client has to come again.
-                self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
+                // The gateway holds a connection that was given up here; its client has to come again, unless it was
+                // sent away and that has not arrived yet.
+                let code = self.closes.find(key, from.login).unwrap_or(CloseCode::Shutdown);
+                self.send_again(from, 0, Down::Close { code, reason: None });
             }
             Up::NotHere { no, event, .. } if no > 0 && matches!(*event, Down::Close { .. }) => {
                 // It was given up with this close, which has not arrived; what came before it is not sent any more.
@@ -450,11 +472,19 @@ impl Core {
                 return self.send_again(conn, 1, Down::Refused(CloseCode::DeviceInUse));
             }
         };
+        // A session that this one goes on with is taken from the connection that has it: whatever that one still
+        // says concerns nobody any more.
+        let asked = open.resume.as_deref().map(resume::session_key);
+        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
+        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
+            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
+            self.remove_conn(old_key, true, now);
+        }
         for old in ended {
             let old_key = (self.nodes.index(&old.node), old.connection);
             if self.conns.get(&old_key).is_some_and(|c| c.login == old.login) {
                 self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-                self.remove_conn(old_key, now);
+                self.remove_conn(old_key, false, now);
             }
         }
         if is_closed {
@@ -462,8 +492,9 @@ impl Core {
         }
         if self.conns.contains_key(&key) {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
-            self.remove_conn(key, now);
+            self.remove_conn(key, true, now);
         }
+        let resuming = asked.filter(|session| self.is_held(*session, &open.user, &open.device, now));
         self.conns.insert(
             key,
             Conn {
@@ -474,7 +505,8 @@ impl Core {
                 decided: 0,
                 congested: false,
                 gone_no: 0,
-                sync: Some(Box::default()),
+                session: resume::session_key(&open.session),
+                sync: Some(Box::new(users::Sync { resuming, ..users::Sync::default() })),
             },
         );
         let user = self.users.entry(open.user).or_default();
@@ -491,7 +523,13 @@ impl Core {
                 announced: users::Rare::default(),
             }),
         }
-        self.send_down(key, Down::Accepted { resumed: false });
+        match resuming {
+            None => self.send_down(key, Down::Accepted { resumed: false }),
+            Some(_) => {
+                let timer = timers::Timer::Resume { key, login: conn.login };
+                self.timers.arm(now.mono + limits::RESUME_WAIT_MS, timer);
+            }
+        }
         self.begin_sync(key);
     }
 
@@ -500,18 +538,26 @@ impl Core {
         if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
             return;
         }
-        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, now) }
+        if here { self.send_again(conn, no, event) } else { self.remove_conn(key, true, now) }
     }
 
-    /// Takes a connection out of every table; nothing happens when it is out already.
-    fn remove_conn(&mut self, key: ConnKey, now: Now) {
+    /// Takes a connection out of every table; nothing happens when it is out already. Its session may be held.
+    fn remove_conn(&mut self, key: ConnKey, is_held: bool, now: Now) {
         let Some(conn) = self.conns.swap_remove(&key) else { return };
         let conn_ref = conn_ref(&self.nodes, key, conn.login);
         self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });
         let Some(user) = self.users.get_mut(&conn.user) else { return };
         let Some(index) = user.devices.iter().position(|d| d.id == conn.device) else { return };
         user.devices[index].conns.retain(|k| *k != key);
-        if user.devices[index].conns.is_empty() {
+        let is_last = user.devices[index].conns.is_empty();
+        if is_held {
+            match conn.sync.as_ref().and_then(|sync| sync.resuming) {
+                Some(session) => self.hold_longer(session, now),
+                None => self.hold_session(conn.session, &conn.user, index, now),
+            }
+        }
+        let Some(user) = self.users.get_mut(&conn.user) else { return };
+        if is_last {
             let device = user.devices.remove(index);
             if user.devices.is_empty() {
                 self.users.swap_remove(&conn.user);
@@ -528,6 +574,9 @@ impl Core {
     /// Sends one event to one connection.
     fn send_down(&mut self, key: ConnKey, event: Down) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Down::Close { code, .. } = &event {
+            self.closes.note(key, conn.login, *code);
+        }
         conn.sent += 1;
         let to = [Target { connection: key.1, login: conn.login, no: conn.sent }].into();
         self.actions.push(Action::Send(Downlink { node: self.nodes.node(key.0).clone(), to, event }));
@@ -541,6 +590,13 @@ impl Core {
             let mut to = smallvec::SmallVec::with_capacity(group.len());
             for key in group {
                 if let Some(conn) = self.conns.get_mut(key) {
+                    if let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) {
+                        match sync.early.len() < limits::EARLY_FRAMES_MAX {
+                            true => sync.early.push(frame.clone()),
+                            false => sync.overflowed = true,
+                        }
+                        continue;
+                    }
                     conn.sent += 1;
                     to.push(Target { connection: key.1, login: conn.login, no: conn.sent });
                 }

@@ -69,6 +69,8 @@ pub struct Open {
     pub device: DeviceId,
     pub class: Option<DeviceClass>,
     pub channel: Option<Arc<str>>,
+    /// The id of this session, by which a later connection may ask to go on with it.
+    pub session: Arc<str>,
     /// The session that the client would like to go on with.
     pub resume: Option<Arc<str>>,
     pub same_device: SameDevice,

@@ -20,7 +20,7 @@ use std::{
 };
 use store::Stores;
 
-pub use bowline_delivery::Config;
+pub use bowline_delivery::{Config, Retention};
 
 /// Messages that may wait for the router. Above, links keep what they have and gateways stop reading.
 pub const INBOX_MESSAGES_MAX: usize = 65_536;

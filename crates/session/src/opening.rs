@@ -160,6 +160,7 @@ pub(crate) fn plan_open(
         }),
         class: grant.class.or(hello.class),
         channel: hello.channel.clone(),
+        session: format!("{:032x}", fresh.session).into(),
         resume: hello.resume.clone(),
         same_device,
     })

@@ -140,7 +140,7 @@ pub const KEYS: &[Key] = &[
     key("coordination.url", Text, None, "The address of Redis", "not set: none", UNSET),
     key("coordination.route_ttl_ms", ms(1), Some("90000"), "How long a route lives without being renewed", "", NoEffect),
     key("coordination.node_ttl_ms", ms(1), Some("1500"), "How long a node counts as alive without being heard of", "", NoEffect),
-    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended", "0: it ends with the connection", NoEffect),
+    key("coordination.offline_grace_ms", ms(0), Some("15000"), "How long a session is held after its connection has ended, for a client that comes back with `resume`", "0: it ends with the connection", Works),
 
     key("health.threshold", count(0, 100), Some("90"), "The score from which on a node gets new clients", "0: always", NoEffect),
     key("health.cpu_percent", percent(1), Some("80"), "Use of the processor above which a node loses score", "", NoEffect),
@@ -158,12 +158,12 @@ pub const KEYS: &[Key] = &[
 
     key("store.kind", Choice(&["sqlite", "mysql", "postgres"]), Some(r#""sqlite""#), "The database", "", Only(&["sqlite"])),
     key("store.url", Secret, None, "Where the database is; may hold a password", "not set: in the data directory", UNSET),
-    key("store.retention_ms", ms(0), Some("0"), "The age at which messages are deleted", "0: never", Only(&["0"])),
-    key("store.retention_messages", count(0, 1 << 40), Some("0"), "Messages kept of each conversation", "0: all", Only(&["0"])),
+    key("store.retention_ms", ms(0), Some("0"), "The age at which messages are deleted; what a recipient has not received of them counts as expired", "0: never", Works),
+    key("store.retention_messages", count(0, 1 << 40), Some("0"), "Messages kept of each conversation, the newest", "0: all", Works),
 
     key("router.ack_timeout_ms", ms(1), Some("3000"), "How long a pushed message waits for `msg.recv` before it is pushed again; doubled at each attempt", "", Works),
     key("router.max_redeliveries", count(0, 10), Some("3"), "How often a message is pushed again before it waits in the inbox", "0: never", Works),
-    key("router.dedupe_ttl_ms", ms(1), Some("86400000"), "How long an id is remembered at least, also when its message is deleted", "", NoEffect),
+    key("router.dedupe_ttl_ms", ms(1), Some("86400000"), "How long an id is remembered at least, also when its message is deleted", "", Works),
     key("router.batch_max", count(1, 100_000), Some("200"), "Messages in one transaction of the store at most", "", Works),
     key("router.group_members_max", count(1, 1_000_000), Some("10000"), "Members of one group at most", "", Works),
     key("router.breaker_percent", percent(1), Some("50"), "Share of failures of one gateway above which its messages go straight to the inbox", "", NoEffect),

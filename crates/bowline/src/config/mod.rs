@@ -112,6 +112,7 @@ pub struct Config {
     pub api: Api,
     pub hooks: Hooks,
     pub links: Links,
+    pub retention: bowline_router::Retention,
     pub router: Router,
     pub log: Log,
 }
@@ -180,6 +181,7 @@ pub struct Router {
     pub max_redeliveries: u32,
     pub batch_max: usize,
     pub group_members_max: usize,
+    pub offline_grace_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -335,11 +337,17 @@ impl Settings {
                 trial_delay_ms: self.int("links.trial_delay_ms"),
                 trial_not_here_permille: self.int("links.trial_not_here_permille"),
             },
+            retention: bowline_router::Retention {
+                age_ms_max: self.int("store.retention_ms"),
+                messages_max: self.int("store.retention_messages"),
+                ids_ms_min: self.int("router.dedupe_ttl_ms"),
+            },
             router: Router {
                 ack_timeout_ms: self.int("router.ack_timeout_ms"),
                 max_redeliveries: self.int("router.max_redeliveries"),
                 batch_max: self.int("router.batch_max"),
                 group_members_max: self.int("router.group_members_max"),
+                offline_grace_ms: self.int("coordination.offline_grace_ms"),
             },
             log: Log {
                 level: self.owned("log.level").unwrap_or_default(),

@@ -42,6 +42,7 @@ fn the_defaults_are_those_of_the_reference_and_are_valid() {
     assert_eq!(config.gateway.listen.to_string(), "127.0.0.1:8080");
     assert_eq!((config.gateway.ping_after_ms, config.gateway.close_after_ms), (45000, 90000));
     assert_eq!((config.router.ack_timeout_ms, config.router.batch_max), (3000, 200));
+    assert_eq!((config.retention.age_ms_max, config.retention.ids_ms_min), (0, 86_400_000));
     assert!(!config.auth.has_key() && config.node.has_api);
     assert_eq!(notes, []);
 }
