@@ -3,6 +3,7 @@
 use crate::{
     Core, Now, Slot,
     batch::{Incoming, Moved},
+    flight::Flight,
     limits,
     persist::{Message, Query},
     reads::ReadPurpose,
@@ -167,7 +168,9 @@ impl Core {
                 Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {
                 }
                 Some(entry) => match &entry.body {
-                    Some(body) => frames.push(again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)),
+                    Some(body) => {
+                        frames.push((seq, again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)));
+                    }
                     None => return self.read_repeat(repeat),
                 },
                 None => return self.read_repeat(repeat),
@@ -192,9 +195,11 @@ impl Core {
     pub(crate) fn on_repeat_found(&mut self, mut repeat: Repeat, messages: Vec<Message>) {
         let Some(last) = messages.last().map(|m| m.seq) else { return };
         let own = |m: &Message| m.from == repeat.user && m.device.as_ref() == Some(&repeat.device);
-        let frames =
-            messages.iter().filter(|m| !own(m)).map(|m| again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body));
-        let frames: Vec<Frame> = frames.collect();
+        let frames = messages
+            .iter()
+            .filter(|m| !own(m))
+            .map(|m| (m.seq, again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body)));
+        let frames = frames.collect();
         self.push_again(&repeat, frames);
         if last < repeat.to
             && self.users.get(&repeat.user).is_some_and(|u| u.device(&repeat.device).is_some())
@@ -204,16 +209,15 @@ impl Core {
         }
     }
 
-    fn push_again(&mut self, repeat: &Repeat, frames: Vec<Frame>) {
-        // Removed, or cleared, or received meanwhile: then it is not wanted any more.
+    fn push_again(&mut self, repeat: &Repeat, frames: Vec<(Seq, Frame)>) {
+        // Removed, or cleared, or received meanwhile, all of it or its beginning: then it is not wanted any more.
         let Some(device) = self.users.get(&repeat.user).and_then(|u| u.device(&repeat.device)) else {
             return;
         };
-        if !device.flights.iter().any(|f| f.conversation == repeat.conversation && !f.is_empty()) {
-            return;
-        }
+        let flight = device.flights.iter().find(|f| f.conversation == repeat.conversation);
+        let Some(first) = flight.and_then(Flight::first) else { return };
         let keys = device.conns.clone();
-        for frame in frames {
+        for (_, frame) in frames.into_iter().filter(|(seq, _)| *seq >= first) {
             self.counters.redeliveries += 1;
             self.broadcast(&keys, &frame);
         }

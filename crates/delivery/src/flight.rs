@@ -53,8 +53,9 @@ impl Flight {
         self.ranges.back().map(|range| range.to)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+    /// The first number that is waited for.
+    pub fn first(&self) -> Option<Seq> {
+        self.ranges.front().map(|range| range.from)
     }
 
     /// A first push was written.
@@ -149,7 +150,7 @@ mod tests {
         }
         assert_eq!(at, [10, 30, 70]);
         assert!(flight.take_due(150, 10, 3).is_empty());
-        assert!(flight.is_empty());
+        assert_eq!(flight.first(), None);
     }
 
     #[test]
@@ -160,8 +161,9 @@ mod tests {
         flight.on_received(2, 900);
         assert_eq!(flight.due(1000), Some(1250), "an older number is no progress");
         assert_eq!(seqs(&flight.take_due(1250, 1000, 3)), [(5, 5)]);
+        assert_eq!(flight.first(), Some(5));
         flight.on_received(5, 1300);
-        assert!(flight.is_empty());
+        assert_eq!(flight.first(), None);
     }
 
     #[test]

@@ -247,6 +247,20 @@ fn progress_starts_the_timer_again_and_a_full_socket_stops_it() {
 }
 
 #[test]
+fn what_was_received_while_it_was_looked_up_is_not_pushed_again() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    // More than are kept in memory for another push.
+    for n in 1..=70 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.take(b);
+    world.advance_before_reads(3000);
+    world.frame(b, &recv(AB, 69));
+    assert_eq!(world.brief(b), ["again 70"]);
+}
+
+#[test]
 fn messages_of_one_sender_keep_their_order_through_verdicts() {
     let mut world =
         World::with(bowline_delivery::Config { before_send: true, ..config() }, MemStore::default());

@@ -471,6 +471,17 @@ impl World {
         self.settle();
     }
 
+    /// One turn later; what is looked up in it is answered when the world settles again.
+    pub fn advance_before_reads(&mut self, ms: u64) {
+        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
+        let was_backwards = std::mem::replace(&mut self.backwards, true);
+        self.core.on_turn(self.now);
+        for action in self.core.take_actions() {
+            self.carry_out(action);
+        }
+        self.backwards = was_backwards;
+    }
+
     pub fn verdict(&mut self, ticket: u64, verdict: Verdict) {
         self.event(Event::Verdict { ticket, verdict });
         self.settle();
