@@ -454,11 +454,14 @@ fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     Some((head, String::from_utf8(body).ok()?))
 }
 
+/// Head and body of each question that the application was asked.
+type Questions = Arc<Mutex<Vec<(String, String)>>>;
+
 /// Answers questions about rooms by their names, one connection each, and notes the questions.
-fn application() -> (String, Arc<Mutex<Vec<(String, String)>>>) {
+fn application() -> (String, Questions) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/may-join", listener.local_addr().expect("it is bound"));
-    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asked = Questions::default();
     let notes = asked.clone();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {

@@ -19,7 +19,7 @@ use bowline_protocol::{
     ids::RoomName,
     link::{Downlink, NodeRef, Target},
 };
-use bowline_rooms::{Post, Refused, Rooms};
+use bowline_rooms::{Post, Refused};
 use bytes::Bytes;
 use mio::net::TcpListener;
 use smallvec::SmallVec;
@@ -123,9 +123,7 @@ impl Bound {
         };
         let gate = Gate::new(config.handshakes_per_second, sessions_max, config.connections_per_address);
         let rules = config.rules(node.node_id.clone());
-        let rooms = Rooms::new(config.rooms, workers, random());
-        let shared = Shared::new(config, rules, node, judge, gate, mailboxes, rooms, room_judge);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(config, rules, node, judge, gate, mailboxes, room_judge));
         let mut listeners = Some((http_listener, tcp));
         let mut threads = Vec::with_capacity(workers);
         for (shard, (poll, _)) in polls.into_iter().enumerate() {
@@ -139,13 +137,6 @@ impl Bound {
         let inner = Inner { shared, addresses, threads: Mutex::new(threads), next: AtomicUsize::new(0) };
         Ok(Handle { inner: Arc::new(inner) })
     }
-}
-
-fn random() -> [u64; 2] {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("the system has random numbers once it is up");
-    let [a, b] = [&bytes[..8], &bytes[8..]].map(|half| half.try_into().expect("half of 16 bytes"));
-    [u64::from_ne_bytes(a), u64::from_ne_bytes(b)]
 }
 
 struct Inner {

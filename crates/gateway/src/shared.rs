@@ -73,17 +73,16 @@ impl Shared {
         judge: Judge,
         gate: Gate,
         mailboxes: Box<[Arc<Mailbox<Mail>>]>,
-        rooms: Rooms,
         room_judge: Option<RoomJudge>,
     ) -> Self {
         Self {
-            config,
             rules,
             node,
             judge,
             gate,
             registry: Registry::default(),
-            rooms,
+            rooms: Rooms::new(config.rooms, mailboxes.len(), random()),
+            config,
             room_judge,
             clock: Clock::new(),
             drain: OnceLock::new(),
@@ -127,6 +126,13 @@ impl Shared {
         let waited = self.none_live.1.wait_timeout_while(guard, timeout, |()| self.live() > 0);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
+}
+
+fn random() -> [u64; 2] {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the system has random numbers once it is up");
+    let [a, b] = [&bytes[..8], &bytes[8..]].map(|half| half.try_into().expect("half of 16 bytes"));
+    [u64::from_ne_bytes(a), u64::from_ne_bytes(b)]
 }
 
 impl Carrier for Shared {
