@@ -70,7 +70,10 @@ fn everybody_in_the_room_has_the_message_its_sender_included(transport: Transpor
     assert_eq!(metrics.get("bowline_gateway_rooms"), 1.0);
     assert_eq!(metrics.get("bowline_gateway_rooms_members"), 6.0);
     assert_eq!(metrics.get("bowline_gateway_rooms_published_total"), 6.0);
-    assert_eq!(metrics.get("bowline_gateway_rooms_deliveries_total"), 36.0);
+    // What was written is counted a moment later.
+    until("every delivery is counted", || {
+        (server.metrics().get("bowline_gateway_rooms_deliveries_total") == 36.0).then_some(())
+    });
 }
 
 fn only_members_send_and_who_has_left_hears_nothing(transport: Transport) {
@@ -454,14 +457,14 @@ fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
     Some((head, String::from_utf8(body).ok()?))
 }
 
-/// The head and the body of each question.
-type Asked = Arc<Mutex<Vec<(String, String)>>>;
+/// Head and body of each question that the application was asked.
+type Questions = Arc<Mutex<Vec<(String, String)>>>;
 
 /// Answers questions about rooms by their names, one connection each, and notes the questions.
-fn application() -> (String, Asked) {
+fn application() -> (String, Questions) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let url = format!("http://{}/may-join", listener.local_addr().expect("it is bound"));
-    let asked = Arc::new(Mutex::new(Vec::new()));
+    let asked = Questions::default();
     let notes = asked.clone();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
