@@ -137,6 +137,7 @@ fn kills_in_the_middle_of_the_sweep_leave_the_ledger_balanced_and_no_gap() {
     let mut last = 0;
     for round in 0..ROUNDS {
         let mut alice = server.login("alice").device("phone").connect(Transport::Ws);
+        let before = server.metrics().get("bowline_router_messages_expired_total");
         for peer in 0..PEERS {
             for n in 0..EACH {
                 let id = format!("{round}-{peer}-{n}");
@@ -157,7 +158,6 @@ fn kills_in_the_middle_of_the_sweep_leave_the_ledger_balanced_and_no_gap() {
         }
         if round % 2 == 0 {
             // Sometime while the sweep is at work: it begins after a second.
-            let before = server.metrics().get("bowline_router_messages_expired_total");
             until("the sweep has begun", || {
                 (server.metrics().get("bowline_router_messages_expired_total") > before).then_some(())
             });
