@@ -14,6 +14,7 @@ on_both![
     only_members_send_and_who_has_left_hears_nothing,
     a_room_and_its_bodies_travel_unread,
     who_reconnects_gets_what_it_missed_in_its_order,
+    a_session_with_rooms_is_not_resumed,
     beyond_the_window_it_is_said_that_something_is_missing,
     a_restart_is_another_epoch,
     the_api_publishes_to_all_members,
@@ -21,6 +22,25 @@ on_both![
     a_full_room_takes_nobody_else,
     a_slow_member_is_closed_4002_and_nobody_else_notices,
 ];
+
+/// `resumed: true` would say that its memberships go on.
+fn a_session_with_rooms_is_not_resumed(transport: Transport) {
+    let server = Server::start();
+    for (in_room, resumed) in [(false, true), (true, false)] {
+        let mut bob = server.login("bob").device("phone").connect(transport);
+        if in_room {
+            join(&mut bob, "r");
+        }
+        let session = bob.field("session_id").to_owned();
+        drop(bob);
+        bowline_tests::until("the connection is forgotten", || {
+            (server.status()["connections"] == 0).then_some(())
+        });
+        let bob = server.login("bob").device("phone").resume(&session).connect(transport);
+        assert_eq!(bob.connected["resumed"], json!(resumed));
+        bob.close();
+    }
+}
 
 fn join(client: &mut Client, room: &str) -> Frame {
     client.ask("room.join", json!({"room": room})).expect_kind("room.joined")

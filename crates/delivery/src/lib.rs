@@ -340,6 +340,7 @@ impl Core {
                     device.flights.iter_mut().for_each(|f| f.restart(now.mono));
                 }
             }
+            Up::InRooms => conn.in_rooms = true,
             Up::Closed(code) => self.remove_conn(key, resume::may_resume(code), now),
             Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
             Up::NotHere { no, event, gone: true } => {
@@ -504,6 +505,7 @@ impl Core {
                 sent: 0,
                 decided: 0,
                 congested: false,
+                in_rooms: false,
                 gone_no: 0,
                 session: resume::session_key(&open.session),
                 sync: Some(Box::new(users::Sync { resuming, ..users::Sync::default() })),
@@ -550,7 +552,7 @@ impl Core {
         let Some(index) = user.devices.iter().position(|d| d.id == conn.device) else { return };
         user.devices[index].conns.retain(|k| *k != key);
         let is_last = user.devices[index].conns.is_empty();
-        if is_held {
+        if is_held && !conn.in_rooms {
             match conn.sync.as_ref().and_then(|sync| sync.resuming) {
                 Some(session) => self.hold_longer(session, now),
                 None => self.hold_session(conn.session, &conn.user, index, now),

@@ -43,6 +43,8 @@ pub(crate) struct Conn {
     /// Frames decided and not yet reported.
     pub decided: u32,
     pub congested: bool,
+    /// Nobody can go on with its session.
+    pub in_rooms: bool,
     /// The event that was last answered "not here, gone"; a second time ends the connection.
     pub gone_no: u64,
     /// Of its session's id.

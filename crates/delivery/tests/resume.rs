@@ -55,6 +55,18 @@ fn a_resume_without_anything_open_is_one_as_well() {
 }
 
 #[test]
+fn who_was_in_a_room_comes_anew() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.up(b, Up::InRooms);
+    lose(&mut world, b);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(!resumed, "its memberships have ended");
+    assert_eq!(world.brief(b).len(), 1, "what waits is announced");
+}
+
+#[test]
 fn what_was_only_announced_is_pushed_without_a_mark() {
     let mut world = World::new();
     let a = world.connect("a", "1");

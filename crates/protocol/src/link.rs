@@ -49,6 +49,8 @@ pub enum Up {
     Congested,
     /// What was queued has been written.
     Flowing,
+    /// It has joined a room: memberships are its gateway's and end with it, so that nobody can go on with its session.
+    InRooms,
     Closed(CloseCode),
     /// Answer to a downlink event that found no connection (`gone`), or came before its turn.
     NotHere {

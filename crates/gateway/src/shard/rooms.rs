@@ -9,6 +9,7 @@ use bowline_protocol::{
     ErrorCode, Frame, ServerFrame,
     frame::{Body, RoomRequest, Since},
     ids::RoomName,
+    link::Up,
 };
 use bowline_rooms::{Joined, Message, Post, Room, limits::ROOMS_PER_CONNECTION_MAX};
 use bowline_session::{RoomJoin, rules::RETRY_AFTER_MS};
@@ -124,9 +125,14 @@ impl Shard {
         };
         let members = &mut self.rooms.table[slot as usize].members;
         if let Some(conn) = self.conns.at(index) {
+            let login = conn.session.login();
             let rooms = &mut conn.extras().rooms;
+            let is_first = rooms.is_empty();
             members.push(Member { index, place: rooms.len() as u32, joined: joined.offset, batch });
             rooms.push(Membership { room: slot, position: members.len() as u32 - 1 });
+            if is_first {
+                self.tell_router(index, login, Up::InRooms);
+            }
         }
         self.answer_joined(index, id, &joined);
     }
