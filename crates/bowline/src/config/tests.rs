@@ -110,7 +110,6 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["links.uplink=kafka"], &["links.uplink = \"kafka\"", "possible: local"]),
         ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.key", "takes both"]),
         ("", &[], &["gateway.tls.key=/x.pem"], &["gateway.tls.cert", "takes both"]),
-        ("", &[], &["store.retention_ms=1"], &["store.retention_ms = 1", "possible: 0"]),
         ("", &[], &["auth.jwks_url=ftp://x"], &["auth.jwks_url = ftp://x", "http:// or https://"]),
         ("", &[], &["node.advertise_ws=example.com"], &["node.advertise_ws", "host:port, ws://host:port"]),
         ("", &[], &["node.advertise_ws=http://x:1"], &["node.advertise_ws", "wss://host:port"]),
