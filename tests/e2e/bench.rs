@@ -89,6 +89,55 @@ fn pair_without_a_rate_is_a_closed_loop() {
     assert!(number(&report, "delivered") >= acknowledged - 40.0, "{report:#}");
 }
 
+/// Twenty members of a room, one of which stops reading.
+fn one_of_twenty_stalls(url: &str) -> Value {
+    let report = bench(
+        url,
+        &[
+            "fanout",
+            "--connections",
+            "20",
+            "--stalled",
+            "1",
+            "--rate",
+            "100",
+            "--body-bytes",
+            "8192",
+            "--duration",
+            "2s",
+        ],
+    );
+    assert_eq!((number(&report, "connections"), number(&report, "published")), (20.0, 200.0), "{report:#}");
+    for name in ["missing", "gaps", "reordered", "slow_consumers", "lost", "refused", "stalled_missing"] {
+        assert_eq!(number(&report, name), 0.0, "{name}: {report:#}");
+    }
+    for name in ["stalled", "stalled_closed", "stalled_slow_consumer"] {
+        assert_eq!(number(&report, name), 1.0, "{name}: {report:#}");
+    }
+    report
+}
+
+const SMALL_QUEUES: [(&str, &str); 2] =
+    [("gateway.outbound_limit_bytes", "65536"), ("gateway.socket_unsent_bytes", "16384")];
+
+#[test]
+fn a_member_that_stops_reading_is_closed_and_misses_nothing_and_the_others_notice_nothing() {
+    let server = Server::with(&[&SMALL_QUEUES[..], &[("rooms.window_messages", "100000")]].concat());
+    for url in urls(&server) {
+        let report = one_of_twenty_stalls(&url);
+        assert_eq!(number(&report, "stalled_recovered"), 1.0, "{report:#}");
+    }
+}
+
+#[test]
+fn a_member_that_stopped_reading_for_longer_than_the_window_is_told_so() {
+    let server = Server::with(&[&SMALL_QUEUES[..], &[("rooms.window_messages", "10")]].concat());
+    for url in urls(&server) {
+        let report = one_of_twenty_stalls(&url);
+        assert_eq!(number(&report, "stalled_recovered"), 0.0, "{report:#}");
+    }
+}
+
 #[test]
 fn a_storm_of_two_hundred_comes_back_in_the_first_second() {
     let server = Server::start();
@@ -163,6 +212,7 @@ fn what_is_wrong_is_one_line_that_says_what_to_do() {
         (with(&secret, &ws, &["--connections", "1"]), 2, "--connections"),
         (with(&secret, &ws, &["--connections", "2000000000"]), 2, "ulimit"),
         (with(&secret, &ws, &["--publishers", "0"]), 2, "--publishers"),
+        (with(&secret, &ws, &["--stalled", "1"]), 2, "bench fanout"),
     ] {
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let line = ended.stderr.lines().find(|line| line.contains(part));

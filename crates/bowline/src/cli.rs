@@ -201,6 +201,10 @@ struct BenchArgs {
     /// Members of the room that publish (fanout)
     #[arg(long, value_name = "N", default_value_t = 1)]
     publishers: usize,
+    /// Members of the room that join and read nothing (fanout); the others are measured, and then it is seen whether
+    /// these were closed as slow consumers, come back and have missed nothing
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    stalled: usize,
     /// Bytes of a message's body
     #[arg(long, value_name = "N", default_value_t = 128)]
     body_bytes: usize,
@@ -465,6 +469,7 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
                 rate: args.rate.filter(|rate| *rate != 0.0),
                 in_flight: args.in_flight,
                 publishers: args.publishers,
+                stalled: args.stalled,
                 body_bytes: args.body_bytes,
                 server_pid: args.server_pid,
                 processes: args.processes,

@@ -1,13 +1,14 @@
 //! One room: some of its members publish, all of them receive, the publishers as well.
 //!
 //! In a closed loop a message is done when every member has it. Publishers live in the first worker; the others tell
-//! it when their members have a message.
+//! it when their members have a message. Members that stop reading ([`stalled`](super::stalled)) are none of those.
 
 use super::{
     job::{Job, Order, Tally},
     net::{Event, Net, Play, Readiness},
     pair::Clock,
     report,
+    stalled::Stalled,
     stamp::{Reader, Stamp},
     wire::{self, Notice},
 };
@@ -43,6 +44,8 @@ pub struct Fanout {
     job: Job,
     readiness: Readiness,
     members: Vec<Member>,
+    publishers: Vec<usize>,
+    stalled: Stalled,
     in_room: u64,
     reader: Reader,
     offset: Finder<'static>,
@@ -74,10 +77,13 @@ pub struct Fanout {
 
 impl Fanout {
     pub fn new(job: &Job) -> Self {
+        let readers = (0..job.count).filter(|index| !job.is_stalled(*index));
         Self {
             job: job.clone(),
             readiness: Readiness::new(),
             members: vec![Member { offset: None }; job.count],
+            publishers: readers.take(job.publishers).collect(),
+            stalled: Stalled::new(room_of(job)),
             in_room: 0,
             reader: Reader::new(),
             offset: Finder::new("\"offset\":"),
@@ -110,19 +116,17 @@ impl Fanout {
         self.job.rate.is_none()
     }
 
-    fn room(&self) -> String {
-        format!("bench-{}", self.job.run)
-    }
-
     fn publish(&mut self, net: &mut Net, due_us: u64) {
         let Some(clock) = self.clock else { return };
         self.published += 1;
         self.published_measured += u64::from(clock.counts(due_us));
         let number = self.published;
-        let publisher = number as usize % self.job.publishers.min(self.job.count);
+        let publisher = self.publishers[number as usize % self.publishers.len()];
         self.text.clear();
-        let head =
-            format!("{{\"type\":\"room.send\",\"id\":\"{number}\",\"room\":\"{}\",\"body\":", self.room());
+        let head = format!(
+            "{{\"type\":\"room.send\",\"id\":\"{number}\",\"room\":\"{}\",\"body\":",
+            room_of(&self.job)
+        );
         self.text.extend_from_slice(head.as_bytes());
         Stamp { number, due_us }.write(&mut self.text, self.job.body_bytes);
         self.text.push(b'}');
@@ -212,13 +216,27 @@ impl Fanout {
         }
     }
 
-    fn on_joined(&mut self, net: &Net, index: usize, text: &[u8], now_us: u64) {
+    fn on_joined(&mut self, net: &mut Net, index: usize, text: &[u8], now_us: u64) {
         let newest = wire::number_behind(text, &self.offset).map(|(offset, _)| offset);
         if self.members[index].offset.is_none() {
             self.members[index].offset = Some(newest.unwrap_or_default());
-            self.in_room += 1;
             self.readiness.on_ready(now_us - net.since_us(index));
+            if self.job.is_stalled(index) {
+                self.stalled.on_joined(net, index, text);
+            } else {
+                self.in_room += 1;
+            }
         }
+    }
+
+    /// Everything that was published is with those who read, or will not come any more.
+    fn is_measured(&self, now_us: u64) -> bool {
+        let Some(clock) = self.clock else { return false };
+        let has_all = self.publishes() && self.received >= self.published * self.in_room;
+        // Only the first worker knows how many there were; the others wait until nothing comes any more.
+        let is_silent = now_us >= self.received_us.max(clock.until_us) + STALL_US;
+        let is_quiet = has_all || (!self.publishes() && is_silent);
+        now_us >= clock.until_us && (is_quiet || now_us >= clock.until_us + DRAIN_US)
     }
 
     fn on_error(&mut self, index: usize, text: &[u8]) {
@@ -245,15 +263,22 @@ impl Fanout {
     }
 }
 
+fn room_of(job: &Job) -> String {
+    format!("bench-{}", job.run)
+}
+
 impl Play for Fanout {
     fn on_event(&mut self, net: &mut Net, index: usize, event: Event<'_>, now_us: u64) {
+        if self.job.is_stalled(index) && self.members[index].offset.is_some() {
+            return self.stalled.on_event(net, index, event, now_us);
+        }
         match event {
             Event::Text(text) if wire::is(text, "room.push") || wire::is(text, "room.batch") => {
                 self.on_messages(index, text, now_us);
                 self.publish_more(net, now_us);
             }
             Event::Open => {
-                let (id, room) = (format!("join-{index}"), self.room());
+                let (id, room) = (format!("join-{index}"), room_of(&self.job));
                 let join = serde_json::json!({"type": "room.join", "id": id, "room": room, "batch": true});
                 net.send(index, join.to_string().as_bytes());
             }
@@ -276,6 +301,10 @@ impl Play for Fanout {
     }
 
     fn on_time(&mut self, net: &mut Net, now_us: u64) -> Option<u64> {
+        if self.stalled.is_asleep() && self.is_measured(now_us) {
+            let newest = self.members.iter().filter_map(|member| member.offset).max();
+            self.stalled.wake(net, newest.unwrap_or_default(), now_us);
+        }
         let clock = self.clock.filter(|_| self.publishes())?;
         let Some(rate) = self.job.rate else {
             if now_us > self.moved_us + STALL_US && now_us < clock.until_us && !self.under_way.is_empty() {
@@ -311,12 +340,7 @@ impl Play for Fanout {
     }
 
     fn is_over(&self, now_us: u64) -> bool {
-        let Some(clock) = self.clock else { return false };
-        let has_all = self.publishes() && self.received >= self.published * self.in_room;
-        // Only the first worker knows how many there were; the others wait until nothing comes any more.
-        let is_silent = now_us >= self.received_us.max(clock.until_us) + STALL_US;
-        let is_quiet = has_all || (!self.publishes() && is_silent);
-        now_us >= clock.until_us && (is_quiet || now_us >= clock.until_us + DRAIN_US)
+        self.is_measured(now_us) && self.stalled.is_over(now_us)
     }
 
     fn tally(&mut self) -> Tally {
@@ -334,6 +358,7 @@ impl Play for Fanout {
         ] {
             tally.count(name, value);
         }
+        self.stalled.count(&mut tally);
         tally.times("publish", &self.publish_us);
         tally
     }

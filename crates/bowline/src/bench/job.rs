@@ -28,6 +28,8 @@ pub struct Job {
     pub rate: Option<f64>,
     pub in_flight: usize,
     pub publishers: usize,
+    /// Members of a room that stop reading, of all workers.
+    pub stalled: usize,
     pub body_bytes: usize,
 }
 

@@ -18,6 +18,7 @@ mod report;
 mod run;
 mod server;
 mod simulate;
+mod stalled;
 mod stamp;
 mod storm;
 mod wire;
@@ -56,6 +57,8 @@ pub struct Options {
     /// Messages under way in a closed loop: of each connection of a pair, of all publishers of a room.
     pub in_flight: usize,
     pub publishers: usize,
+    /// Members of a room that stop reading.
+    pub stalled: usize,
     pub body_bytes: usize,
     pub server_pid: Option<u32>,
     /// Processes that hold the connections; none is as many as the limit on open files asks for.

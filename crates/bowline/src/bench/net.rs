@@ -20,6 +20,8 @@ const CONNECT_TIMEOUT_US: u64 = 10_000_000;
 /// What waits for a server that does not read; a connection with more is given up.
 const UNSENT_BYTES_MAX: usize = 4 << 20;
 const READ_BYTES: usize = 64 << 10;
+/// What the kernel takes for a connection that is to stop reading: so its end of the way is full soon.
+const STALLED_RECEIVE_BYTES: usize = 16 << 10;
 
 /// Microseconds of the monotonic clock.
 pub fn now_us() -> u64 {
@@ -132,6 +134,10 @@ struct Conn {
     /// What the server said last.
     notice: Option<Notice>,
     close_code: Option<u16>,
+    /// Nothing is read.
+    is_held: bool,
+    /// It was held once, and is an ordinary one since.
+    was_held: bool,
 }
 
 pub struct Net {
@@ -153,6 +159,8 @@ impl Net {
                 is_listed: false,
                 notice: None,
                 close_code: None,
+                is_held: false,
+                was_held: false,
             })
             .collect();
         Ok(Self { poll: Poll::new()?, job: job.clone(), conns, unsent: Vec::new() })
@@ -186,6 +194,9 @@ impl Net {
         socket.set_tcp_nodelay(true)?;
         // Closing is then immediate, and leaves no port behind that waits.
         socket.set_linger(Some(Duration::ZERO))?;
+        if self.job.is_stalled(index) && !self.conns[index].was_held {
+            socket.set_recv_buffer_size(STALLED_RECEIVE_BYTES)?;
+        }
         if self.job.sources > 0 {
             // One source address has some 28,000 ports.
             let host = 2 + (self.job.first + index) % self.job.sources;
@@ -204,11 +215,32 @@ impl Net {
         Ok(())
     }
 
+    /// Stops reading. The poll says nothing of it any more, not even that it ends.
+    pub fn hold(&mut self, index: usize) {
+        let conn = &mut self.conns[index];
+        if let Some(stream) = &mut conn.stream
+            && self.poll.registry().deregister(stream).is_ok()
+        {
+            (conn.is_held, conn.was_held) = (true, true);
+        }
+    }
+
+    /// Reads on after [`Self::hold`]; the poll tells what has happened meanwhile.
+    pub fn resume(&mut self, index: usize) -> io::Result<()> {
+        let conn = &mut self.conns[index];
+        let Some(stream) = conn.stream.as_mut().filter(|_| conn.is_held) else { return Ok(()) };
+        conn.is_held = false;
+        socket2::SockRef::from(&*stream).set_recv_buffer_size(READ_BYTES)?;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        self.poll.registry().register(stream, Token(index), interest)
+    }
+
     /// Ends a connection without a word.
     pub fn abort(&mut self, index: usize) {
         let conn = &mut self.conns[index];
         conn.stream = None;
         conn.state = State::Absent;
+        conn.is_held = false;
         conn.partial = Vec::new();
         conn.out = Vec::new();
     }
@@ -315,7 +347,8 @@ impl Net {
 
     fn read(&mut self, play: &mut dyn Play, index: usize, buffer: &mut [u8], to_the_end: bool, now_us: u64) {
         loop {
-            let Some(stream) = &mut self.conns[index].stream else { return };
+            let conn = &mut self.conns[index];
+            let Some(stream) = conn.stream.as_mut().filter(|_| !conn.is_held) else { return };
             match stream.read(buffer) {
                 Ok(0) => return self.end(play, index, "the server ended it".into(), now_us),
                 Ok(count) => {

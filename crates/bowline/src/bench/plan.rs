@@ -47,6 +47,7 @@ impl Plan {
             rate: options.rate,
             in_flight: options.in_flight,
             publishers: options.publishers,
+            stalled: options.stalled,
             body_bytes: options.body_bytes,
         };
         let jobs = shares(connections, workers)
@@ -86,6 +87,15 @@ fn check(options: &Options, place: &Place) -> Result<usize, Failure> {
         return usage(format!(
             "--publishers {} are more than the {connections} members; take fewer",
             options.publishers
+        ));
+    }
+    if options.stalled > 0 && options.scenario != Scenario::Fanout {
+        return usage("--stalled is for bench fanout; the other scenarios have no room".into());
+    }
+    if options.stalled > connections / 2 || options.stalled + options.publishers > connections {
+        return usage(format!(
+            "--stalled {} leaves too few of the {connections} members: half of them have to read, and publishers do",
+            options.stalled
         ));
     }
     if options.rate.is_some_and(|rate| !rate.is_finite() || rate < 0.0) {

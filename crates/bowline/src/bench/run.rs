@@ -21,6 +21,9 @@ const WARM_UP_MAX: Duration = Duration::from_secs(5);
 const LEAD: Duration = Duration::from_millis(50);
 /// How long the results may take when everything is over.
 const RESULTS_MAX: Duration = Duration::from_secs(30);
+/// What became of those that stopped reading.
+const STALLED: [&str; 5] =
+    ["stalled", "stalled_closed", "stalled_slow_consumer", "stalled_recovered", "stalled_missing"];
 /// How long the server's answers are watched before a storm.
 const CALM: Duration = Duration::from_secs(1);
 
@@ -205,12 +208,18 @@ impl Bench<'_> {
         report.row("published_rate", published as f64 / seconds, "1/s");
         report.row("deliveries", deliveries as f64, "");
         report.row("deliveries_rate", deliveries as f64 / seconds, "1/s");
-        let expected = published * count;
+        let stalled = self.options.stalled as u64;
+        let expected = published * (count - stalled);
         report.row("missing", expected.saturating_sub(tally.get("measured")) as f64, "");
         for name in ["gaps", "reordered", "slow_consumers", "lost", "refused", "stalls"] {
             report.row(name, tally.get(name) as f64, "");
         }
         report.latencies("publish_to_receive", &tally.histogram("publish"));
+        if stalled > 0 {
+            for name in STALLED {
+                report.row(name, tally.get(name) as f64, "");
+            }
+        }
         if let Some((before, after)) = used {
             let cpu_s = (after.cpu_us - before.cpu_us) as f64 / 1e6;
             report.row("server_cpu", cpu_s, "s");

@@ -166,6 +166,7 @@ fn job(scenario: Scenario, place: Place, count: usize, rate: Option<f64>, in_fli
         rate,
         in_flight,
         publishers: 2,
+        stalled: 0,
         body_bytes: 100,
     }
 }

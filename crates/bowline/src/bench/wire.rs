@@ -253,6 +253,21 @@ impl Notice {
     }
 }
 
+/// The answer to `room.join`.
+#[derive(Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(default)]
+pub struct Joined {
+    pub epoch: String,
+    pub offset: u64,
+    pub recovered: bool,
+}
+
+impl Joined {
+    pub fn parse(text: &[u8]) -> Self {
+        serde_json::from_slice(text).unwrap_or_default()
+    }
+}
+
 /// Whether a frame is of this type, which the server writes first.
 pub fn is(text: &[u8], kind: &str) -> bool {
     text.strip_prefix(b"{\"type\":\"")
