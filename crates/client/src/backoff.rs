@@ -50,7 +50,8 @@ impl Backoff {
             }
             None if lasted_ms == 0 && self.moves > 0 => {
                 self.moves -= 1;
-                return Next::After(random % (MOVE_RETRY_MS + 1) + retry_after_ms.unwrap_or_default());
+                // What a refusal asks for is not added: it is that of the server that goes, not of the one that comes.
+                return Next::After(random % (MOVE_RETRY_MS + 1));
             }
             _ => {}
         }
@@ -93,7 +94,7 @@ mod tests {
         let mut backoff = Backoff::default();
         assert_eq!(backoff.on_ended(Some(1001), Some(700), 60_000, 999), Next::After(700));
         for _ in 0..MOVE_TRIES {
-            assert_eq!(backoff.on_ended(None, None, 0, 999), Next::After(999 % (MOVE_RETRY_MS + 1)));
+            assert_eq!(backoff.on_ended(None, Some(9_000), 0, 999), Next::After(999 % (MOVE_RETRY_MS + 1)));
         }
         assert_eq!(backoff.on_ended(None, None, 0, 999), Next::After(999));
         // A refusal or a connection in between is no move any more.
