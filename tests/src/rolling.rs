@@ -49,7 +49,10 @@ pub struct Report {
     pub peak_per_second: Vec<usize>,
     /// The longest time that a client was away beyond the delay that the server gave it.
     pub longest_beyond_delay: Duration,
-    /// How long the server was away, for each restart.
+    /// The same, where the server was not back yet at that time: counted from when it was.
+    pub longest_beyond_return: Duration,
+    /// For each restart, how long the server took to end after the signal, and then was away.
+    pub ending: Vec<Duration>,
     pub down: Vec<Duration>,
 }
 
@@ -99,14 +102,18 @@ pub fn run(options: Options) -> Report {
     });
     all_connected(&world, "at the start");
     let mut report = Report::default();
+    let mut returns = Vec::new();
     std::thread::sleep(options.calm);
     for _ in 0..options.restarts {
         let moves_before = world.record().moves.len();
+        let asked = Instant::now();
         server.signal("TERM");
         server.wait_end(Duration::from_secs(60));
         let ended = Instant::now();
+        report.ending.push(ended - asked);
         server.restart_in_place();
         report.down.push(ended.elapsed());
+        returns.push(Instant::now());
         wait::until_within(options.spread + SETTLE, "everybody has moved", || {
             (world.record().moves.len() >= moves_before + options.connections).then_some(())
         });
@@ -118,7 +125,7 @@ pub fn run(options: Options) -> Report {
     settle(&world);
     assert_balanced(&server);
     drop(runtime);
-    judge(&world.record(), report)
+    judge(&world.record(), &returns, report)
 }
 
 fn all_connected(world: &World, when: &str) {
@@ -148,7 +155,7 @@ fn assert_balanced(server: &Server) {
     server.metrics().assert_ledger_balances();
 }
 
-fn judge(record: &Record, report: Report) -> Report {
+fn judge(record: &Record, returns: &[Instant], report: Report) -> Report {
     let delivered_as = |id: &String| record.delivered.get(id).copied().unwrap_or_default();
     let doubled = record.acked.iter().filter(|(id, (_, seq))| {
         let (number, times) = delivered_as(id);
@@ -158,7 +165,14 @@ fn judge(record: &Record, report: Report) -> Report {
         .moves
         .iter()
         .filter_map(|(ended, delay, back)| Some(back.duration_since(*ended).saturating_sub((*delay)?)));
+    // The return that a client came back to is the last one before it did.
+    let returned = |back: Instant| returns.iter().copied().filter(|at| *at <= back).max();
+    let beyond_return = record.moves.iter().filter_map(|(ended, delay, back)| {
+        let due = (*ended + (*delay)?).max(returned(*back).unwrap_or(*ended));
+        Some(back.saturating_duration_since(due))
+    });
     Report {
+        longest_beyond_return: beyond_return.max().unwrap_or_default(),
         sent: record.sent,
         acked: record.acked.len(),
         delivered: record.delivered.len(),

@@ -10,8 +10,9 @@ pub const FIRST_MS: u64 = 1_000;
 pub const LONGEST_MS: u64 = 30_000;
 /// A connection that lasted this long starts the delays anew.
 pub const STABLE_MS: u64 = 10_000;
-/// After a drain so many tries follow each other within so long.
-pub const MOVE_TRIES: u32 = 5;
+/// After a drain so many tries follow each other within so long, which doubles with every second one up to the ceiling of
+/// any first delay.
+pub const MOVE_TRIES: u32 = 12;
 pub const MOVE_RETRY_MS: u64 = 250;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +50,10 @@ impl Backoff {
                 return Next::After(retry_after_ms.unwrap_or_default());
             }
             None if lasted_ms == 0 && self.moves > 0 => {
+                let ceiling = (MOVE_RETRY_MS << ((MOVE_TRIES - self.moves) / 2)).min(FIRST_MS);
                 self.moves -= 1;
                 // What a refusal asks for is not added: it is that of the server that goes, not of the one that comes.
-                return Next::After(random % (MOVE_RETRY_MS + 1));
+                return Next::After(random % (ceiling + 1));
             }
             _ => {}
         }
@@ -93,8 +95,9 @@ mod tests {
     fn after_a_drain_the_first_tries_are_close() {
         let mut backoff = Backoff::default();
         assert_eq!(backoff.on_ended(Some(1001), Some(700), 60_000, 999), Next::After(700));
-        for _ in 0..MOVE_TRIES {
-            assert_eq!(backoff.on_ended(None, Some(9_000), 0, 999), Next::After(999 % (MOVE_RETRY_MS + 1)));
+        let ceilings = [250, 250, 500, 500].into_iter().chain([1000; MOVE_TRIES as usize - 4]);
+        for ceiling in ceilings {
+            assert_eq!(backoff.on_ended(None, Some(9_000), 0, 999), Next::After(999 % (ceiling + 1)));
         }
         assert_eq!(backoff.on_ended(None, None, 0, 999), Next::After(999));
         // A refusal or a connection in between is no move any more.
