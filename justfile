@@ -38,6 +38,14 @@ sim seeds="0..10000" *flags:
 churn count="100000":
     ./scripts/churn {{count}}
 
+# A room of a thousand, with and without a member that stops reading
+slow-consumer *rounds:
+    ./scripts/slow-consumer {{rounds}}
+
+# Delivery under kills, judged by what clients saw
+check duration="30m" *flags:
+    cargo run --release -- check --duration {{duration}} {{flags}}
+
 # The API against its own description
 openapi *flags:
     ./scripts/openapi-check {{flags}}

@@ -3,7 +3,7 @@
 
 use arbitrary::Arbitrary;
 use bowline_protocol::{CloseCode, UserId, link::SameDevice, link::Up};
-use bowline_session::{Action, Context, Denial, Fresh, Grant, Hello, Now, Rules, Session, State, Turn};
+use bowline_session::{Action, Context, Denial, Fresh, Grant, Hello, Now, RoomJoin, Rules, Session, State, Turn};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Debug, Arbitrary)]
@@ -173,6 +173,7 @@ impl Watch {
                 assert!(self.ended, "the socket is closed before the end");
                 self.dropped = true;
             }
+            Action::Room(_) => assert!(self.opened && !self.ended),
             Action::CutQueue | Action::EndOutput | Action::Failed { .. } | Action::Mismatch { .. } => {}
         }
     }
@@ -230,6 +231,7 @@ fuzz_target!(|input: Input<'_>| {
         max_frame_bytes: 32_768,
         frames_per_second: u32::from(input.frames_per_second),
         same_device: if input.replace { SameDevice::Replace } else { SameDevice::Refuse },
+        room_join: RoomJoin::Any,
     };
     let now = Now { mono_ms: 1_000, wall_ms: 1_000_000 };
     let session = Session::new(&rules, now, input.random);
@@ -282,6 +284,7 @@ fn apply(run: &mut Run, step: Step<'_>) {
                 issued_at: 1,
                 token_id: None,
                 session_id: Some("sid".into()),
+                rooms: None,
             };
             // Whoever the token of the handshake names is who it is.
             let verdict = match verdict {

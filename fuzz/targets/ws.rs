@@ -1,4 +1,4 @@
-//! WebSocket framing: however the bytes are cut, the messages are the same, and what a client sent comes out.
+//! WebSocket framing, with messages that may be compressed or without: however the bytes are cut, the messages are the same, and what a client sent comes out.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -11,6 +11,7 @@ const MAX: usize = 300;
 #[derive(Debug, Arbitrary)]
 struct Input<'a> {
     cuts: &'a [u8],
+    may_deflate: bool,
     frames: Vec<Part<'a>>,
 }
 
@@ -29,6 +30,7 @@ enum Part<'a> {
 enum Said {
     Text(Vec<u8>),
     Binary(Vec<u8>),
+    Deflated(bool, Vec<u8>),
     Ping(Vec<u8>),
     Pong,
     Close(Option<u16>),
@@ -51,7 +53,10 @@ fn frame(out: &mut Vec<u8>, first: u8, mask: [u8; 4], payload: &[u8]) {
     out.extend(payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
 }
 
-fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Said>, Option<Fault>, bool) {
+fn decode<'a>(
+    parts: impl Iterator<Item = &'a [u8]>,
+    may_deflate: bool,
+) -> (Vec<Said>, Option<Fault>, bool) {
     let mut decoder = Decoder::default();
     let mut said = Vec::new();
     for part in parts {
@@ -59,7 +64,7 @@ fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Said>, Option<Fault
         let mut at = 0;
         loop {
             let before = at;
-            let next = match decoder.next(&mut buffer, &mut at, MAX) {
+            let next = match decoder.next(&mut buffer, &mut at, MAX, may_deflate) {
                 Ok(Some(message)) => match message {
                     Message::Text(text) => {
                         std::str::from_utf8(text).expect("text is UTF-8");
@@ -69,6 +74,10 @@ fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Said>, Option<Fault
                     Message::Binary(bytes) => {
                         assert!(bytes.len() <= MAX);
                         Said::Binary(bytes.to_vec())
+                    }
+                    Message::Deflated { is_text, payload } => {
+                        assert!(may_deflate && payload.len() <= 2 * MAX);
+                        Said::Deflated(is_text, payload.to_vec())
                     }
                     Message::Ping(bytes) => {
                         assert!(bytes.len() <= CONTROL_BYTES_MAX);
@@ -115,8 +124,8 @@ fuzz_target!(|input: Input<'_>| {
             }
         }
     }
-    let whole = decode(std::iter::once(&bytes[..]));
-    let cut = decode(pieces(&bytes, input.cuts).into_iter());
+    let whole = decode(std::iter::once(&bytes[..]), input.may_deflate);
+    let cut = decode(pieces(&bytes, input.cuts).into_iter(), input.may_deflate);
     assert_eq!(whole, cut, "it matters how the bytes are cut");
     if let Some(expected) = expected {
         assert_eq!(whole, (expected, None, true), "what was sent is not what came out");

@@ -364,14 +364,9 @@ fn a_resumed_session_is_sent_again_what_it_had_not_acknowledged(transport: Trans
     let session = bob.field("session_id").to_owned();
     drop(bob);
     let mut bob = server.login("bob").device("phone").resume(&session).connect(transport);
-    // A server may always answer false; then what waits is announced instead.
-    if bob.connected["resumed"] == json!(true) {
-        let push = bob.expect_push(&conversation, 1);
-        assert_eq!(push.json["redelivered"], json!(true), "{}", push.text);
-    } else {
-        let notice = bob.expect("sync.notice");
-        assert_eq!(notice.list_of("conversations")[0]["last_seq"], 1);
-    }
+    assert_eq!(bob.connected["resumed"], json!(true));
+    let push = bob.expect_push(&conversation, 1);
+    assert_eq!(push.json["redelivered"], json!(true), "{}", push.text);
     alice.say(&conversation, "two");
     let push = bob.expect_push(&conversation, 2);
     assert_eq!(push.json.get("redelivered"), None, "{}", push.text);

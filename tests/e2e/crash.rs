@@ -19,6 +19,7 @@ use std::{
 on_both![
     every_acknowledged_message_survives_at_once,
     positions_unread_and_waiting_survive,
+    what_was_pushed_and_not_acknowledged_waits_after_a_crash,
     the_same_id_gives_the_same_ack_after_a_crash,
     groups_roles_and_cleared_conversations_survive,
     a_restart_takes_the_same_ports_at_once,
@@ -86,6 +87,40 @@ fn positions_unread_and_waiting_survive(transport: Transport) {
     bob.recv("d:alice:bob", 11);
     alice.expect_receipt("d:alice:bob", "delivered", "bob", 11);
     assert_eq!(ledger(&server), [12.0, 11.0, 0.0, 1.0]);
+}
+
+/// Between two attempts of the redelivery: what the device acknowledged is done, the rest is announced, and what comes
+/// afterwards is repeated as before.
+fn what_was_pushed_and_not_acknowledged_waits_after_a_crash(transport: Transport) {
+    let mut server = Server::with(&[("router.ack_timeout_ms", "400")]);
+    let mut alice = server.connect(transport, "alice");
+    let mut bob = server.connect_device(transport, "bob", "phone");
+    for n in 1..=3 {
+        alice.tell("bob", n);
+        bob.expect_push("d:alice:bob", n);
+    }
+    bob.recv("d:alice:bob", 1);
+    alice.expect_receipt("d:alice:bob", "delivered", "bob", 1);
+    bob.find("the second attempt", |frame| frame.json["redelivered"] == true);
+    crash(&mut server);
+    let mut alice = server.connect(transport, "alice");
+    let mut bob = server.connect_device(transport, "bob", "phone");
+    let notice = bob.expect("sync.notice");
+    let expected = json!([{"conversation_id": "d:alice:bob", "last_seq": 3, "first_seq": 1, "unread": 3}]);
+    assert_eq!(notice.json["conversations"], expected);
+    // Announced, so not pushed; and what comes above the gap is not repeated before the gap is closed.
+    alice.tell("bob", 4);
+    assert!(!bob.expect_push("d:alice:bob", 4).text.contains("redelivered"));
+    let quiet = bob.listen(Duration::from_millis(1000));
+    assert!(quiet.iter().all(|frame| frame.kind() != "msg.push"), "{quiet:?}");
+    assert_eq!(bob.history_after("d:alice:bob", 1).len(), 3);
+    bob.recv("d:alice:bob", 4);
+    alice.expect_receipt("d:alice:bob", "delivered", "bob", 4);
+    alice.tell("bob", 5);
+    bob.expect_push("d:alice:bob", 5);
+    let again = bob.expect_push("d:alice:bob", 5);
+    assert_eq!(again.json["redelivered"], true);
+    server.metrics().assert_ledger_balances();
 }
 
 fn the_same_id_gives_the_same_ack_after_a_crash(transport: Transport) {

@@ -14,6 +14,7 @@ on_both![
     acknowledging_one_device_says_nothing_about_another,
     what_waits_is_announced_by_one_notice_and_not_pushed,
     many_waiting_conversations_are_announced_in_pages,
+    five_hundred_waiting_messages_come_in_pages,
     nothing_is_announced_when_nothing_waits,
     later_messages_are_pushed_at_once_though_earlier_ones_were_not_fetched,
     a_push_above_an_announced_gap_is_not_repeated,
@@ -184,6 +185,40 @@ fn many_waiting_conversations_are_announced_in_pages(transport: Transport) {
     let metrics = server.metrics();
     assert_eq!(metrics.get("bowline_ledger_waiting"), SENDERS as f64);
     metrics.assert_ledger_balances();
+}
+
+/// One line at login, then the client pages; never one push for each message.
+fn five_hundred_waiting_messages_come_in_pages(transport: Transport) {
+    let server = Server::start();
+    let mut alice = server.connect(transport, "alice");
+    for n in 1..=500 {
+        alice.send(&json!({"type": "msg.send", "id": format!("m{n}"), "to": "bob", "body": n}));
+    }
+    alice.find("the last ack", |frame| frame.kind() == "msg.ack" && frame.seq() == 500);
+    let mut bob = server.connect_device(transport, "bob", "phone");
+    let lines = notices(&mut bob);
+    assert_eq!(lines.len(), 1);
+    assert_eq!(
+        (&lines["d:alice:bob"]["last_seq"], &lines["d:alice:bob"]["unread"]),
+        (&json!(500), &json!(500))
+    );
+    let (mut pages, mut messages) = (0, Vec::new());
+    loop {
+        let after = messages.len() as u64;
+        let page = bob.history("d:alice:bob", json!({"after_seq": after, "limit": 200}));
+        pages += 1;
+        messages.extend(page.list_of("messages").iter().map(|message| message["body"].as_u64()));
+        if page.json["more"] == false {
+            break;
+        }
+    }
+    assert!(pages <= 10, "{pages} pages");
+    assert_eq!(messages, (1..=500).map(Some).collect::<Vec<_>>());
+    bob.recv("d:alice:bob", 500);
+    bob.settle();
+    assert!(bob.take_kept().iter().all(|frame| frame.kind() != "msg.push"), "nothing was pushed");
+    alice.expect_receipt("d:alice:bob", "delivered", "bob", 500);
+    server.metrics().assert_ledger_balances();
 }
 
 fn nothing_is_announced_when_nothing_waits(transport: Transport) {

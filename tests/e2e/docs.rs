@@ -15,7 +15,17 @@ fn every_test_that_proves_a_promise_exists() {
         let Some((file, test)) = code.split_once("::").filter(|(_, test)| test.contains('_')) else {
             continue;
         };
-        let source = read(&tools::folder().join("e2e").join(format!("{file}.rs")));
+        let source = match file.split_once('/') {
+            None => read(&tools::folder().join("e2e").join(format!("{file}.rs"))),
+            // A test of a crate, beside its code or in a folder of its own.
+            Some((part, file)) => {
+                let part = tools::folder().join("../crates").join(part);
+                let places =
+                    [format!("tests/{file}.rs"), format!("src/{file}.rs"), format!("src/{file}/tests.rs")];
+                let sources = places.iter().map(|place| part.join(place)).filter(|path| path.is_file());
+                sources.map(|path| read(&path)).collect()
+            }
+        };
         assert!(source.contains(&format!("fn {test}(")), "{code} does not exist");
         named += 1;
     }

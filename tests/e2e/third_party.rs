@@ -1,11 +1,12 @@
 //! Other people's clients: Python's `websockets` and sockets, Node's `ws` and its own WebSocket, and the example of
 //! the README.
 
-use bowline_tests::{PATIENCE, Server, Setup, Transport, token, tools};
+use bowline_tests::{Certificates, PATIENCE, Server, Setup, Transport, token, tools};
 use serde_json::json;
 use std::{
     io::Read,
     process::{Command, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -45,13 +46,15 @@ fn run(mut command: Command) -> (Option<i32>, String) {
 }
 
 /// Runs a suite of clients in another language and checks its closing line.
-fn suite(mut command: Command, server: &Server, least: u32) {
+pub fn suite(mut command: Command, server: &Server, least: u32) {
     let users = ["alice", "bob", "carol", "dave", "erin", "frank", "gina", "hank"];
     let tokens: serde_json::Map<_, _> =
         users.iter().map(|user| (user.to_string(), json!(token::of(user)))).collect();
+    let listeners = server.listeners();
+    let scheme = if server.speaks_tls() { "wss" } else { "ws" };
     command
-        .env("SERVER_WS", format!("ws://{}/ws", server.ws()))
-        .env("SERVER_TCP", server.tcp().to_string())
+        .env("SERVER_WS", format!("{scheme}://localhost:{}/ws", listeners.ws.port()))
+        .env("SERVER_TCP", listeners.tcp.to_string())
         .env("SERVER_TOKENS", json!(tokens).to_string());
     let (code, output) = run(command);
     let last = output.lines().rfind(|line| line.ends_with(" failed")).unwrap_or_default();
@@ -74,6 +77,24 @@ fn clients_in_node() {
     let server = Server::start();
     let mut command = tools::node();
     command.arg(tools::folder().join("node/client.mjs"));
+    suite(command, &server, 5);
+}
+
+#[test]
+fn clients_in_python_over_tls() {
+    let certificates = Arc::new(Certificates::new());
+    let server = Setup::new().tls(&certificates).start();
+    let mut command = tools::python();
+    command.arg(tools::folder().join("python/client_test.py")).env("SSL_CERT_FILE", certificates.ca());
+    suite(command, &server, 14);
+}
+
+#[test]
+fn clients_in_node_over_tls() {
+    let certificates = Arc::new(Certificates::new());
+    let server = Setup::new().tls(&certificates).start();
+    let mut command = tools::node();
+    command.arg(tools::folder().join("node/client.mjs")).env("NODE_EXTRA_CA_CERTS", certificates.ca());
     suite(command, &server, 5);
 }
 

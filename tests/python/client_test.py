@@ -17,6 +17,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 WS = os.environ["SERVER_WS"]
 TCP_HOST, TCP_PORT = os.environ["SERVER_TCP"].rsplit(":", 1)
+# The listeners speak TLS; SSL_CERT_FILE names whom to trust.
+TLS = {"ssl": True, "server_hostname": "localhost"} if WS.startswith("wss:") else {}
 TOKENS = json.loads(os.environ["SERVER_TOKENS"])
 LIMIT = 20
 
@@ -59,7 +61,7 @@ class Tcp:
 
     @classmethod
     async def open(cls, user, device=None):
-        self = cls(*await asyncio.open_connection(TCP_HOST, int(TCP_PORT)))
+        self = cls(*await asyncio.open_connection(TCP_HOST, int(TCP_PORT), **TLS))
         await self.send(type="connect", token=TOKENS[user], device_id=device or str(uuid.uuid4()))
         self.connected = await self.next()
         return self

@@ -1,6 +1,7 @@
 //! Many connections that come and go in every way there is.
 
 use crate::{client::Login, raw, server::Server, token, wait};
+use serde_json::json;
 use socket2::{Domain, Socket, Type};
 use std::{
     io::{Read, Write},
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const THREADS: u64 = 4;
+pub const THREADS: u64 = 4;
 /// The addresses that clients come from: a single one has too few ports.
 const SOURCES: u64 = 8;
 /// How many users each thread logs in as; each has a device of its own kind of transport.
@@ -71,12 +72,24 @@ fn assert_empty(server: &Server) {
 }
 
 /// Tokens made beforehand, so that signing is not what is measured.
-struct Logins(Vec<Vec<String>>);
+pub struct Logins(Vec<Vec<String>>);
+
+impl Default for Logins {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Logins {
-    fn new() -> Self {
-        let of_thread = |thread| (0..USERS).map(|n| token::of(&format!("churn{thread}-{n}"))).collect();
+    pub fn new() -> Self {
+        let token = |user: String| token::signed(&json!({"sub": user, "exp": token::now_secs() + 86_400}));
+        let of_thread = |thread| (0..USERS).map(|n| token(format!("churn{thread}-{n}"))).collect();
         Self((0..THREADS).map(of_thread).collect())
+    }
+
+    /// The n-th connection of all, by one of the threads: whether it had an identity, and whether it was reset.
+    pub fn one(&self, server: &Server, thread: u64, n: u64) -> [bool; 2] {
+        one(server, n, &self.0[thread as usize][(n % USERS) as usize])
     }
 }
 
@@ -93,9 +106,7 @@ fn drive(server: &Server, logins: &Logins, first: u64, count: u64) -> [u64; 2] {
                     if n >= count {
                         return;
                     }
-                    let tokens = &logins.0[thread as usize];
-                    let token = &tokens[(n % USERS) as usize];
-                    let counted = one(server, first + n, token);
+                    let counted = logins.one(server, thread, first + n);
                     for (sum, is) in sums.iter().zip(counted) {
                         sum.fetch_add(u64::from(is), Ordering::Relaxed);
                     }

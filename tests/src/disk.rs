@@ -38,16 +38,21 @@ pub const BROKEN: &str = "the-disk-is-broken";
 
 /// The same server on a disk with this fault: a kill takes what was not synced, as a power cut would.
 pub fn with_fault(setup: Setup, fault: Fault) -> Setup {
+    let environment = environment(setup.data_dir(), fault);
+    environment.iter().fold(setup, |setup, (name, value)| setup.environment(name, value))
+}
+
+/// What puts a program on such a disk, as far as it writes below this directory.
+pub fn environment(data: &Path, fault: Fault) -> [(&'static str, String); 6] {
     let text = |path: &Path| path.to_str().expect("a path of text").to_owned();
-    let data = text(setup.data_dir());
-    let broken = text(&setup.data_dir().join(BROKEN));
-    setup
-        .environment("UNSYNCED_BROKEN", &broken)
-        .environment("LD_PRELOAD", &text(library()))
-        .environment("UNSYNCED_DIR", &data)
-        .environment("UNSYNCED_IGNORE", if fault.ignore_syncs { "1" } else { "0" })
-        .environment("UNSYNCED_LEAK", &fault.leak_permille.to_string())
-        .environment("UNSYNCED_DELAY_MS", &fault.sync_delay.as_millis().to_string())
+    [
+        ("UNSYNCED_BROKEN", text(&data.join(BROKEN))),
+        ("LD_PRELOAD", text(library())),
+        ("UNSYNCED_DIR", text(data)),
+        ("UNSYNCED_IGNORE", if fault.ignore_syncs { "1" } else { "0" }.to_owned()),
+        ("UNSYNCED_LEAK", fault.leak_permille.to_string()),
+        ("UNSYNCED_DELAY_MS", fault.sync_delay.as_millis().to_string()),
+    ]
 }
 
 /// A file system in memory of a fixed size. Mounting needs root: by itself, or by `sudo` without a password.

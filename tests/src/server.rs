@@ -4,6 +4,7 @@ use crate::{
     client::{Client, Login, Transport},
     http::{self, Answer},
     metrics::Metrics,
+    tls::{Certificates, Tunnel},
     token,
     wait::{PATIENCE, until_within},
 };
@@ -45,6 +46,11 @@ pub fn trial() -> bool {
     std::env::var("BOWLINE_TEST_TRIAL").is_ok_and(|value| value == "1")
 }
 
+/// Whether every server of the suite speaks TLS, and its clients reach it through tunnels.
+pub fn over_tls() -> bool {
+    std::env::var("BOWLINE_TEST_TLS").is_ok_and(|value| value == "1")
+}
+
 fn command() -> Command {
     let mut command = Command::new(program());
     for (name, _) in std::env::vars_os() {
@@ -66,15 +72,20 @@ pub struct Ended {
 
 /// Runs `bowline` with these arguments to its end.
 pub fn bowline(arguments: &[&str]) -> Ended {
-    let mut command = command();
-    command.args(arguments);
-    run(command, &arguments.join(" "))
+    bowline_within(PATIENCE, arguments, &[])
 }
 
-fn run(mut command: Command, what: &str) -> Ended {
+/// The same with variables of its environment, for what takes longer.
+pub fn bowline_within(limit: Duration, arguments: &[&str], environment: &[(&str, &str)]) -> Ended {
+    let mut command = command();
+    command.args(arguments).envs(environment.iter().copied());
+    run(command, &arguments.join(" "), limit)
+}
+
+fn run(mut command: Command, what: &str, limit: Duration) -> Ended {
     let mut child = command.spawn().unwrap_or_else(|error| panic!("bowline {what}: {error}"));
     let (stdout, stderr) = (collect(child.stdout.take()), collect(child.stderr.take()));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + limit;
     let status = loop {
         if let Some(status) = child.try_wait().expect("a child can be waited for") {
             break Some(status);
@@ -88,7 +99,7 @@ fn run(mut command: Command, what: &str) -> Ended {
     };
     let (stdout, stderr) = (stdout.join().expect("reading ends"), stderr.join().expect("reading ends"));
     let Some(status) = status else {
-        panic!("`bowline {what}` did not end within {PATIENCE:?}\n{stdout}\n{stderr}")
+        panic!("`bowline {what}` did not end within {limit:?}\n{stdout}\n{stderr}")
     };
     Ended { code: status.code(), stdout, stderr }
 }
@@ -113,6 +124,7 @@ pub struct Setup {
     listen: [String; 3],
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
+    certificates: Option<Arc<Certificates>>,
 }
 
 impl Default for Setup {
@@ -132,6 +144,7 @@ impl Setup {
             listen: ["127.0.0.1:0"; 3].map(String::from),
             arguments: Vec::new(),
             environment: Vec::new(),
+            certificates: over_tls().then(|| Arc::new(Certificates::new())),
         }
     }
 
@@ -149,6 +162,12 @@ impl Setup {
     /// A variable of its environment.
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Its listeners for clients speak TLS; clients of the suite reach them through tunnels.
+    pub fn tls(mut self, certificates: &Arc<Certificates>) -> Self {
+        self.certificates = Some(certificates.clone());
         self
     }
 
@@ -204,6 +223,10 @@ impl Setup {
         if self.key {
             set("api.key", token::API_KEY);
         }
+        if let Some(certificates) = &self.certificates {
+            set("gateway.tls.cert", &certificates.cert().to_string_lossy());
+            set("gateway.tls.key", &certificates.key().to_string_lossy());
+        }
         if trial() {
             set("links.trial_delay_ms", "20");
             set("links.trial_not_here_permille", "20");
@@ -225,7 +248,7 @@ impl Setup {
 
     /// Starts a server that is meant to refuse.
     pub fn start_in_vain(self) -> Ended {
-        run(self.command(), "serve")
+        run(self.command(), "serve", PATIENCE)
     }
 }
 
@@ -243,7 +266,10 @@ pub struct Server {
     child: Child,
     ended: Option<ExitStatus>,
     log: Arc<Mutex<Vec<String>>>,
+    /// Where it listens, and where clients go: through tunnels if it speaks TLS.
+    listeners: Addresses,
     addresses: Addresses,
+    tunnels: Option<[Tunnel; 2]>,
 }
 
 impl Server {
@@ -264,7 +290,8 @@ impl Server {
         // Owned from here on, so that a server that never gets ready is ended too.
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
         let addresses = Addresses { ws: unknown, tcp: unknown, api: unknown };
-        let mut server = Self { setup, child, ended: None, log, addresses };
+        let mut server =
+            Self { setup, child, ended: None, log, listeners: addresses, addresses, tunnels: None };
         until_within(PATIENCE, "the server is ready", || {
             let ready = server.log().iter().any(|line| line.trim() == "ready");
             if !ready && let Some(status) = server.child.try_wait().expect("a child can be waited for") {
@@ -275,6 +302,13 @@ impl Server {
         });
         server.addresses = addresses_in(&server.log())
             .unwrap_or_else(|missing| panic!("no address of {missing} in:\n{}", server.log().join("\n")));
+        server.listeners = server.addresses;
+        if let Some(certificates) = &server.setup.certificates {
+            let Addresses { ws, tcp, .. } = server.listeners;
+            let tunnels = [ws, tcp].map(|target| Tunnel::to(target, certificates));
+            (server.addresses.ws, server.addresses.tcp) = (tunnels[0].address, tunnels[1].address);
+            server.tunnels = Some(tunnels);
+        }
         server
     }
 
@@ -288,6 +322,15 @@ impl Server {
 
     pub fn api(&self) -> SocketAddr {
         self.addresses.api
+    }
+
+    pub fn speaks_tls(&self) -> bool {
+        self.setup.certificates.is_some()
+    }
+
+    /// Where it listens itself, whatever clients go through.
+    pub fn listeners(&self) -> Addresses {
+        self.listeners
     }
 
     pub fn addresses(&self) -> Addresses {
@@ -341,9 +384,13 @@ impl Server {
 
     /// Starts again on the very same ports.
     pub fn restart_in_place(&mut self) {
-        let Addresses { ws, tcp, api } = self.addresses;
+        let Addresses { ws, tcp, api } = self.listeners;
         self.setup = self.setup.clone().listen_ws(ws).listen_tcp(tcp).listen_api(api);
+        let (tunnels, addresses) = (self.tunnels.take(), self.addresses);
         self.restart();
+        if tunnels.is_some() {
+            (self.tunnels, self.addresses) = (tunnels, addresses);
+        }
     }
 
     pub fn has_ended(&mut self) -> Option<ExitStatus> {

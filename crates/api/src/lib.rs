@@ -6,6 +6,7 @@
 
 mod answer;
 mod body;
+mod connection;
 mod end;
 mod message;
 pub mod public;
@@ -14,7 +15,7 @@ pub mod server;
 
 pub use end::{ApiEnd, Requests};
 
-use bowline_protocol::{DeviceId, Millis, UserId, error::Refusal};
+use bowline_protocol::{DeviceId, Millis, UserId, error::Refusal, frame::Body, ids::RoomName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -67,6 +68,19 @@ pub trait Node: Send + Sync {
     fn readiness(&self) -> Result<(), Vec<String>>;
     /// In the text format of OpenMetrics.
     fn metrics(&self) -> String;
+}
+
+/// Publishes in rooms.
+pub trait Rooms: Send + Sync {
+    /// All or none; says the number of the last message. Does not wait.
+    fn publish(&self, room: &RoomName, messages: &[RoomMessage]) -> Result<u64, Refusal>;
+}
+
+/// A message of `POST /api/v1/rooms/{room}/messages`. Without `from` it is of the application itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoomMessage {
+    pub from: Option<UserId>,
+    pub body: Body,
 }
 
 /// Makes and takes back what lets clients in. Calls write to the store and may block.

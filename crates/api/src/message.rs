@@ -28,37 +28,43 @@ struct Fields<'a> {
 }
 
 /// Keeps `null` as a body; an absent one is `None`.
-fn present<'de: 'a, 'a, D: Deserializer<'de>>(d: D) -> Result<Option<&'a RawValue>, D::Error> {
+pub(crate) fn present<'de: 'a, 'a, D: Deserializer<'de>>(d: D) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(d).map(Some)
 }
 
 impl Message {
     pub fn parse(text: &[u8], bytes_max: usize) -> Result<Self, Problem> {
-        if text.len() > bytes_max {
-            let message = format!(
-                "the message is {} bytes long; gateway.max_frame_bytes allows {bytes_max}",
-                text.len()
-            );
-            return Err(Problem::new(ErrorCode::TooLarge, message));
-        }
+        within_frame(text, bytes_max)?;
         let fields: Fields<'_> = crate::body::parse(text)?;
         let target = match (fields.to, fields.conversation_id) {
             (Some(user), None) => SendTarget::User(user),
             (None, Some(conversation)) => SendTarget::Conversation(conversation),
             _ => return Err(Problem::malformed("give exactly one of to and conversation_id")),
         };
-        let raw = fields.body.ok_or_else(|| Problem::malformed("body is missing"))?;
-        let body = match fields.body_encoding.as_deref() {
-            None => Body::Json(Bytes::copy_from_slice(raw.get().as_bytes())),
-            Some("base64") => Body::Binary(decode_base64(raw)?),
-            Some(other) => {
-                return Err(Problem::malformed(format!(
-                    "body_encoding is {other:?}; it takes \"base64\", or is left out for JSON"
-                )));
-            }
-        };
+        let body = read_body(fields.body, fields.body_encoding.as_deref())?;
         let id = fields.id.ok_or_else(|| Problem::malformed("id is missing"))?;
         Ok(Self { id, from: fields.from, target, body })
+    }
+}
+
+/// A message over HTTP is bounded like a frame.
+pub(crate) fn within_frame(text: &[u8], bytes_max: usize) -> Result<(), Problem> {
+    if text.len() <= bytes_max {
+        return Ok(());
+    }
+    let message =
+        format!("the message is {} bytes long; gateway.max_frame_bytes allows {bytes_max}", text.len());
+    Err(Problem::new(ErrorCode::TooLarge, message))
+}
+
+pub(crate) fn read_body(raw: Option<&RawValue>, encoding: Option<&str>) -> Result<Body, Problem> {
+    let raw = raw.ok_or_else(|| Problem::malformed("body is missing"))?;
+    match encoding {
+        None => Ok(Body::Json(Bytes::copy_from_slice(raw.get().as_bytes()))),
+        Some("base64") => Ok(Body::Binary(decode_base64(raw)?)),
+        Some(other) => Err(Problem::malformed(format!(
+            "body_encoding is {other:?}; it takes \"base64\", or is left out for JSON"
+        ))),
     }
 }
 

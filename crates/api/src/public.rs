@@ -4,6 +4,7 @@ use crate::{
     Access, NewToken, Requests,
     answer::{Problem, json, unknown_route, wrong_method},
     body,
+    connection::Connection,
     limits::{DEMO_TOKEN_TTL_MS, HEAD_TIMEOUT, PUBLIC_CONNECTIONS_MAX, REQUEST_BYTES_MIN},
     message::Message,
     rewind::Rewind,
@@ -24,6 +25,7 @@ use bowline_protocol::{
     ids::DeviceClass,
     link::{Answer, Request, Send as SendMessage},
 };
+use bowline_tls::Stream;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use hyper::{
@@ -38,7 +40,7 @@ use hyper_util::{
 use serde::{Deserialize, Serialize};
 use std::{
     future::poll_fn,
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::SystemTime,
@@ -53,7 +55,7 @@ use tokio::{
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Takes a connection back, with the bytes that were read from it.
-type HandBack = Box<dyn Fn(TcpStream, Bytes) + Send + Sync>;
+type HandBack = Box<dyn Fn(Stream, Bytes) + Send + Sync>;
 
 pub struct Config {
     /// `gateway.ws_path`: where the demo page connects.
@@ -76,6 +78,8 @@ pub struct Place {
     pub advertised_tcp: Option<String>,
     pub ws: SocketAddr,
     pub tcp: Option<SocketAddr>,
+    /// The listeners speak TLS.
+    pub tls: bool,
 }
 
 struct Public {
@@ -124,12 +128,13 @@ impl Server {
 
     /// Says who takes a connection on which a WebSocket is asked for after other requests: a proxy does that with
     /// connections that it keeps. The first call counts.
-    pub fn hand_back(&self, take: impl Fn(TcpStream, Bytes) + Send + Sync + 'static) {
+    pub fn hand_back(&self, take: impl Fn(Stream, Bytes) + Send + Sync + 'static) {
         let _ = self.hand_back.set(Box::new(take));
     }
 
     /// Takes a connection and the bytes that were read from it so far; returns at once, on any thread.
-    pub fn serve(&self, stream: TcpStream, head: Bytes) {
+    pub fn serve(&self, stream: impl Into<Stream>, head: Bytes) {
+        let stream = stream.into();
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             tracing::warn!(limit = PUBLIC_CONNECTIONS_MAX, "too many HTTP connections; one was closed");
             return;
@@ -144,10 +149,11 @@ impl Server {
         });
     }
 
-    async fn serve_connection(self, stream: TcpStream, head: Bytes) -> Result<(), BoxError> {
-        stream.set_nonblocking(true)?;
-        let ends = Ends { peer: stream.peer_addr()?, local: stream.local_addr()? };
-        let mut rewind = Rewind { head, stream: tokio::net::TcpStream::from_std(stream)? };
+    async fn serve_connection(self, stream: Stream, head: Bytes) -> Result<(), BoxError> {
+        let socket = &stream.socket;
+        socket.set_nonblocking(true)?;
+        let ends = Ends { peer: socket.peer_addr()?, local: socket.local_addr()? };
+        let mut rewind = Rewind { head, stream: Connection::new(stream)? };
         let routes = TowerToHyperService::new(self.routes.layer(Extension(ends)));
         if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
             let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -170,7 +176,7 @@ impl Server {
         let parts = connection.into_parts();
         let rewind = parts.io.into_inner();
         let read = [&head[..], &parts.read_buf, &rewind.head].concat();
-        take(rewind.stream.into_std()?, read.into());
+        take(rewind.stream.into_stream()?, read.into());
         Ok(())
     }
 }
@@ -341,13 +347,14 @@ async fn place(
         node_id: &'a str,
     }
     identify(&public.verifier, &uri, &headers, ends).await?;
-    let Place { node_id, advertised_ws, advertised_tcp, ws, tcp } = &public.config.place;
+    let Place { node_id, advertised_ws, advertised_tcp, ws, tcp, tls } = &public.config.place;
+    let (ws_scheme, tcp_scheme) = if *tls { ("wss", "tls") } else { ("ws", "tcp") };
     let reached = |address: &SocketAddr| match address.ip().is_unspecified() {
         true => SocketAddr::new(ends.local.ip().to_canonical(), address.port()),
         false => *address,
     };
-    let listening_ws = || format!("ws://{}{}", reached(ws), public.config.ws_path);
-    let listening_tcp = || tcp.as_ref().map(|tcp| format!("tcp://{}", reached(tcp)));
+    let listening_ws = || format!("{ws_scheme}://{}{}", reached(ws), public.config.ws_path);
+    let listening_tcp = || tcp.as_ref().map(|tcp| format!("{tcp_scheme}://{}", reached(tcp)));
     let answered = Answered {
         ws: advertised_ws.clone().unwrap_or_else(listening_ws),
         tcp: advertised_tcp.clone().or_else(listening_tcp),

@@ -1,20 +1,18 @@
 //! A connection whose first bytes were read by somebody else.
 
+use crate::connection::Connection;
 use bytes::{Buf, Bytes, BytesMut};
 use std::{
     io,
     pin::Pin,
     task::{Context, Poll},
 };
-use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 /// Gives `head` first, then what the socket gives.
 pub(crate) struct Rewind {
     pub head: Bytes,
-    pub stream: TcpStream,
+    pub stream: Connection,
 }
 
 impl Rewind {

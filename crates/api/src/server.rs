@@ -5,12 +5,13 @@
 mod groups;
 mod messages;
 mod node;
+mod rooms;
 mod schema;
 mod tokens;
 mod users;
 
 use crate::{
-    Access, Node, Requests,
+    Access, Node, Requests, Rooms,
     answer::{Problem, raw_json, unknown_route, wrong_method},
 };
 use axum::{
@@ -43,6 +44,7 @@ struct Api {
     requests: Requests,
     node: Arc<dyn Node>,
     access: Arc<dyn Access>,
+    rooms: Arc<dyn Rooms>,
 }
 
 type Shared = State<Arc<Api>>;
@@ -55,15 +57,23 @@ pub async fn serve(
     requests: Requests,
     node: Arc<dyn Node>,
     access: Arc<dyn Access>,
+    rooms: Arc<dyn Rooms>,
 ) -> io::Result<()> {
-    axum::serve(listener, routes(config, requests, node, access)).await
+    axum::serve(listener, routes(config, requests, node, access, rooms)).await
 }
 
-pub fn routes(config: Config, requests: Requests, node: Arc<dyn Node>, access: Arc<dyn Access>) -> Router {
-    let api = Arc::new(Api { config, requests, node, access });
+pub fn routes(
+    config: Config,
+    requests: Requests,
+    node: Arc<dyn Node>,
+    access: Arc<dyn Access>,
+    rooms: Arc<dyn Rooms>,
+) -> Router {
+    let api = Arc::new(Api { config, requests, node, access, rooms });
     let (routes, description) = OpenApiRouter::with_openapi(schema::Description::openapi())
         .routes(routes!(messages::send))
         .routes(routes!(messages::history))
+        .routes(routes!(rooms::publish))
         .routes(routes!(groups::create_group))
         .routes(routes!(groups::change_group, groups::delete_group))
         .routes(routes!(groups::add_member, groups::remove_member))

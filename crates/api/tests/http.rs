@@ -1,15 +1,15 @@
 //! The two HTTP servers over a router that answers from a table.
 
 use bowline_api::{
-    Access, ApiEnd, Drain, Issued, NewSession, NewToken, Node, Requests, Revoke, State, Status, Transport,
-    Transports, public, server,
+    Access, ApiEnd, Drain, Issued, NewSession, NewToken, Node, Requests, Revoke, RoomMessage, Rooms, State,
+    Status, Transport, Transports, public, server,
 };
 use bowline_auth::Verifier;
 use bowline_links::{Downlinks, Uplinks};
 use bowline_protocol::{
     Body, CloseCode, ConversationId, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    ids::DeviceClass,
+    ids::{DeviceClass, RoomName},
     link::{Answer, DeviceState, Down, Downlink, NodeRef, Request, SendTarget, Up, Uplink},
 };
 use bytes::Bytes;
@@ -181,7 +181,24 @@ impl Access for TestAccess {
     }
 }
 
+/// Notes what is published; the room `full` takes nothing.
+#[derive(Default)]
+struct TestRooms {
+    seen: Mutex<Vec<(String, Vec<RoomMessage>)>>,
+}
+
+impl Rooms for TestRooms {
+    fn publish(&self, room: &RoomName, messages: &[RoomMessage]) -> Result<u64, Refusal> {
+        if room.as_str() == "full" {
+            return Err(Refusal::new(ErrorCode::Overloaded, "too many rooms"));
+        }
+        self.seen.lock().unwrap().push((room.to_string(), messages.to_vec()));
+        Ok(40 + messages.len() as u64)
+    }
+}
+
 struct Rig {
+    rooms: Arc<TestRooms>,
     access: Arc<TestAccess>,
     router: Arc<Router>,
     end: Arc<ApiEnd>,
@@ -207,8 +224,11 @@ impl Rig {
         let node = Arc::new(TestNode::default());
         let config = server::Config { key: KEY.into(), max_frame_bytes: 1024 };
         let access = Arc::new(TestAccess::default());
-        tokio::spawn(server::serve(listener, config, requests.clone(), node.clone(), access.clone()));
-        Self { access, router, end, node, requests, api }
+        let rooms = Arc::new(TestRooms::default());
+        let serving =
+            server::serve(listener, config, requests.clone(), node.clone(), access.clone(), rooms.clone());
+        tokio::spawn(serving);
+        Self { rooms, access, router, end, node, requests, api }
     }
 
     /// One request to the server API, with its key.
@@ -361,7 +381,7 @@ async fn the_description_and_the_routes_are_the_same() {
     let server = concat!(env!("CARGO_MANIFEST_DIR"), "/src/server.rs");
     let source = std::fs::read_to_string(server).unwrap();
     assert!(!source.contains(".route("), "routes are made with `routes!`, which describes them");
-    assert_eq!(operations, 19, "an endpoint came or went: look at docs/protocol.md too");
+    assert_eq!(operations, 20, "an endpoint came or went: look at docs/protocol.md too");
 }
 
 #[tokio::test]
@@ -397,7 +417,7 @@ async fn faults_are_answered_as_json_with_their_status() {
     let many = format!("[{}]", vec!["{}"; 1001].join(","));
     let long_meta = format!(r#"{{"meta":{{"x":"{}"}}}}"#, "x".repeat(5000));
     let long_reason = format!(r#"{{"reason":"{}"}}"#, "x".repeat(124));
-    let rows: [(&str, &str, &str, u16, &str); 32] = [
+    let rows: [(&str, &str, &str, u16, &str); 37] = [
         ("POST", "/api/v1/messages", "no json", 400, "malformed"),
         ("POST", "/api/v1/messages", "", 400, "malformed"),
         ("POST", "/api/v1/messages", "[1,", 400, "malformed"),
@@ -419,6 +439,11 @@ async fn faults_are_answered_as_json_with_their_status() {
         ("GET", "/api/v1/users/a%00b", "", 400, "malformed"),
         ("POST", "/api/v1/users/a/kick", &long_reason, 400, "malformed"),
         ("POST", "/api/v1/users/a/kick", "[]", 400, "malformed"),
+        ("POST", "/api/v1/rooms/r/messages", "{}", 400, "malformed"),
+        ("POST", "/api/v1/rooms/r/messages", "[]", 400, "malformed"),
+        ("POST", "/api/v1/rooms/r/messages", r#"[{"body":1},{"from":"a:b","body":1}]"#, 400, "malformed"),
+        ("POST", "/api/v1/rooms/a%0Ab/messages", r#"{"body":1}"#, 400, "malformed"),
+        ("POST", "/api/v1/rooms/full/messages", r#"{"body":1}"#, 503, "overloaded"),
         ("POST", "/api/v1/tokens", "{}", 400, "malformed"),
         ("POST", "/api/v1/tokens", r#"{"user":"a","ttl_ms":0}"#, 400, "malformed"),
         ("POST", "/api/v1/tokens", r#"{"user":"a","rooms":[""]}"#, 400, "malformed"),
@@ -584,6 +609,7 @@ fn public_server(rig: &Rig, origins: &[&str], has_demo: bool) -> public::Server 
             advertised_tcp: Some("tcp://a.example:81".into()),
             ws: "0.0.0.0:80".parse().unwrap(),
             tcp: Some("127.0.0.1:81".parse().unwrap()),
+            tls: false,
         },
     };
     let verifier = Arc::new(Verifier::with_secret(SECRET));
@@ -839,7 +865,7 @@ async fn a_web_socket_on_a_kept_connection_goes_back_to_the_gateway() {
     let rig = Rig::start().await;
     let server = public_server(&rig, &[], true);
     let (sender, receiver) = std::sync::mpsc::channel();
-    server.hand_back(move |stream, read| sender.send((stream, read)).unwrap());
+    server.hand_back(move |stream, read| sender.send((stream.socket, read)).unwrap());
     let upgrade = "GET /ws?token=x HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: WebSocket\r\n\r\n";
     let mut client = connect(&server).await;
     // The first request was seen by a shard: whatever it says, it is answered here.
@@ -866,4 +892,20 @@ async fn a_web_socket_on_a_kept_connection_goes_back_to_the_gateway() {
     std::io::Write::write_all(&mut stream, b"hello").unwrap();
     let count = client.read(&mut got).await.unwrap();
     assert_eq!(&got[..count], b"hello");
+}
+
+#[tokio::test]
+async fn messages_of_rooms_are_published_as_a_whole() {
+    let rig = Rig::start().await;
+    let answer =
+        rig.call("POST", "/api/v1/rooms/a%20b%2Fc/messages", r#"{"from":"alice","body":{"x" : 1}}"#).await;
+    assert_eq!((answer.status, answer.text.as_str()), (202, r#"{"offset":41}"#));
+    let answer = rig.call("POST", "/api/v1/rooms/r/messages", r#"[{"body":1},{"body":2},{"body":3}]"#).await;
+    assert_eq!((answer.status, answer.text.as_str()), (202, r#"{"offset":43}"#));
+    let seen = rig.rooms.seen.lock().unwrap();
+    let json = |text: &'static str| Body::Json(Bytes::from_static(text.as_bytes()));
+    let alice = RoomMessage { from: Some(UserId::trusted("alice")), body: json(r#"{"x" : 1}"#) };
+    assert_eq!(seen[0], ("a b/c".to_owned(), vec![alice]));
+    let bodies: Vec<&Body> = seen[1].1.iter().map(|message| &message.body).collect();
+    assert_eq!(bodies, [&json("1"), &json("2"), &json("3")]);
 }

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 /// How far clocks may differ.
 pub const LEEWAY_MS: Millis = 30_000;
 /// The most rooms that a token may name.
-const ROOMS_MAX: usize = 256;
+const ROOMS_MAX: usize = 1000;
 
 fn invalid(text: impl Into<String>) -> Fault {
     Fault::Invalid(text.into())

@@ -12,6 +12,14 @@ use std::{fmt::Write, time::Duration};
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Nobody listens there.
+#[derive(Debug, thiserror::Error)]
+#[error("no server answers at {authority}; is it running, and is --api-url right?")]
+pub struct Unreachable {
+    authority: String,
+    source: std::io::Error,
+}
+
 /// An API to ask.
 pub struct Target {
     /// `host:port`.
@@ -46,14 +54,25 @@ pub fn drain(target: &Target, reason: &str) -> anyhow::Result<Status> {
     ask(target, Method::POST, &format!("/admin/drain?reason={}", percent_encoded(reason)))
 }
 
+/// The text of `/metrics`.
+pub fn metrics(target: &Target) -> anyhow::Result<String> {
+    let text = fetch(target, Method::GET, "/metrics")?;
+    String::from_utf8(text.to_vec()).with_context(|| format!("{} answered no text", target.authority))
+}
+
 fn ask(target: &Target, method: Method, path: &str) -> anyhow::Result<Status> {
+    let text = fetch(target, method, path)?;
+    serde_json::from_slice(&text)
+        .with_context(|| format!("{} answered something that is no status", target.authority))
+}
+
+fn fetch(target: &Target, method: Method, path: &str) -> anyhow::Result<Bytes> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (code, text) = runtime
         .block_on(async { tokio::time::timeout(TIMEOUT, exchange(target, method, path)).await })
         .map_err(|_| anyhow!("{} did not answer within {} s", target.authority, TIMEOUT.as_secs()))??;
     if code.is_success() {
-        return serde_json::from_slice(&text)
-            .with_context(|| format!("{} answered something that is no status", target.authority));
+        return Ok(text);
     }
     let told: Option<serde_json::Value> = serde_json::from_slice(&text).ok();
     let message = told.as_ref().and_then(|value| value["message"].as_str()).unwrap_or("no explanation");
@@ -65,9 +84,8 @@ fn ask(target: &Target, method: Method, path: &str) -> anyhow::Result<Status> {
 }
 
 async fn exchange(target: &Target, method: Method, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-    let stream = tokio::net::TcpStream::connect(&target.authority).await.with_context(|| {
-        format!("no server answers at {}; is it running, and is --api-url right?", target.authority)
-    })?;
+    let connected = tokio::net::TcpStream::connect(&target.authority).await;
+    let stream = connected.map_err(|source| Unreachable { authority: target.authority.clone(), source })?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let driver = tokio::spawn(connection);
     let mut request = Request::builder()
@@ -100,16 +118,20 @@ fn percent_encoded(text: &str) -> String {
 
 // Output
 
+pub fn state_name(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Ready => "ready",
+        State::Draining => "draining",
+    }
+}
+
 pub fn json(status: &Status) -> String {
     format!("{:#}\n", serde_json::json!(status))
 }
 
 pub fn human(status: &Status) -> String {
-    let state = match status.state {
-        State::Starting => "starting",
-        State::Ready => "ready",
-        State::Draining => "draining",
-    };
+    let state = state_name(status.state);
     let mut out = format!(
         "node         {} (boot {}, version {})\nstate        {state}, up {}\nconnections  {} ({} users, {} devices)\n",
         status.node_id,
@@ -138,17 +160,12 @@ pub fn drain_begun(status: &Status) -> String {
 
 fn drain_line(status: &Status) -> String {
     let Some(drain) = status.drain else { return "not begun".into() };
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::SystemTime::UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64);
-    format!(
-        "{} connections left, they close in {}",
-        drain.remaining,
-        span(drain.deadline.saturating_sub(now))
-    )
+    let left_ms = drain.deadline.saturating_sub(crate::now_ms());
+    format!("{} connections left, they close in {}", drain.remaining, span(left_ms))
 }
 
-fn span(ms: u64) -> String {
+/// A time in the two units that matter.
+pub fn span(ms: u64) -> String {
     let seconds = ms / 1000;
     match seconds {
         0..60 => format!("{seconds} s"),

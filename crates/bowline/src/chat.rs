@@ -1,7 +1,7 @@
 //! `bowline chat`: a chat in the terminal, line by line, so that it works in a pipe as well.
 
 use anyhow::{Context, anyhow};
-use bowline_client::{Client, Config, Event, Message, core::Target};
+use bowline_client::{Client, Config, Event, Events, Message, core::Target};
 use serde_json::{Value, json};
 use std::{
     collections::HashMap,
@@ -16,7 +16,8 @@ const HELP: &str = "\
 /history [N]        the last N messages (20)
 /group NAME USER…   make a group and talk in it
 /add USER…          add users to this group
-/leave              leave this group
+/join ROOM          join a room and talk in it
+/leave              leave this group or room
 /quit               end
 Anything else is sent.";
 
@@ -25,6 +26,7 @@ pub struct Options {
     pub user: String,
     pub to: Option<String>,
     pub conversation: Option<String>,
+    pub room: Option<String>,
     pub client: Config,
 }
 
@@ -38,15 +40,21 @@ struct Chat {
     client: Client,
     /// The conversation that is shown and written to.
     open: Option<String>,
+    /// The room that is written to instead, and whether the server has yet to say that this user is in it.
+    room: Option<String>,
+    is_joining: bool,
     /// Up to where each conversation was shown and told to be read.
     seen: HashMap<String, u64>,
 }
 
 async fn chat(options: Options) -> anyhow::Result<()> {
-    let Options { user, to, conversation, client } = options;
+    let Options { user, to, conversation, room, client } = options;
     let (client, mut events) = bowline_client::connect(client)?;
     let open = conversation.or_else(|| to.map(|to| direct(&user, &to)));
-    let mut chat = Chat { user, client, open, seen: HashMap::new() };
+    let mut chat = Chat { user, client, open, room: None, is_joining: false, seen: HashMap::new() };
+    if let Some(room) = &room {
+        chat.join(room).await?;
+    }
     let (lines, mut line) = mpsc::channel(16);
     std::thread::Builder::new().name("stdin".into()).spawn(move || {
         for text in std::io::stdin().lock().lines().map_while(Result::ok) {
@@ -61,13 +69,16 @@ async fn chat(options: Options) -> anyhow::Result<()> {
     loop {
         // A pipe that has ended: everything that was written is acknowledged before the program ends.
         if input_ended && greeted && unanswered == 0 {
-            return Ok(());
+            return chat.finish(&mut events).await;
         }
         tokio::select! {
             event = events.recv() => {
                 let event = event.context("the client ended")?;
                 match &event {
                     Event::Acked { .. } | Event::Failed { .. } => unanswered = unanswered.saturating_sub(1),
+                    Event::RoomRefused { room: refused, code, message } if room.as_ref() == Some(refused) => {
+                        return Err(anyhow!("not let into the room {refused}: {code}: {message}"));
+                    }
                     Event::Stopped { code, reason } => return Err(anyhow!("the server closed for good: {code} {reason}")),
                     _ => {}
                 }
@@ -78,7 +89,7 @@ async fn chat(options: Options) -> anyhow::Result<()> {
                     chat.open_conversation().await?;
                 }
             }
-            text = line.recv(), if greeted && !input_ended => match text {
+            text = line.recv(), if greeted && !chat.is_joining && !input_ended => match text {
                 None => input_ended = true,
                 Some(text) if text.trim() == "/quit" => return Ok(()),
                 Some(text) => unanswered += usize::from(chat.on_line(text.trim()).await?),
@@ -96,6 +107,7 @@ impl Chat {
             Some("/help") => say(HELP)?,
             Some("/to") => match words.next() {
                 Some(peer) => {
+                    self.room = None;
                     self.open = Some(direct(&self.user, peer));
                     self.open_conversation().await?;
                 }
@@ -103,6 +115,7 @@ impl Chat {
             },
             Some("/open") => match words.next() {
                 Some(id) => {
+                    self.room = None;
                     self.open = Some(id.to_owned());
                     self.open_conversation().await?;
                 }
@@ -114,6 +127,7 @@ impl Chat {
                 let (name, members): (Option<&str>, Vec<&str>) = (words.next(), words.collect());
                 let frame = json!({"type": "conversation.create", "name": name, "members": members});
                 if let Some(answer) = self.ask(frame).await? {
+                    self.room = None;
                     self.open = answer["conversation_id"].as_str().map(str::to_owned);
                     self.open_conversation().await?;
                 }
@@ -122,11 +136,29 @@ impl Chat {
                 let users: Vec<&str> = words.collect();
                 self.ask(json!({"type": "group.add", "conversation_id": self.open, "users": users})).await?;
             }
+            Some("/join") => match words.next() {
+                Some(room) => self.join(room).await?,
+                None => say("/join takes the name of a room")?,
+            },
+            Some("/leave") if self.room.is_some() => {
+                if let Some(room) = self.room.take() {
+                    self.client.leave(&room).await?;
+                    say(&format!("-- left {room}"))?;
+                }
+            }
             Some("/leave") => {
                 self.ask(json!({"type": "group.leave", "conversation_id": self.open})).await?;
             }
             Some(command) if command.starts_with('/') => {
                 say(&format!("there is no command {command}; /help names them"))?
+            }
+            Some(_) if self.room.is_some() => {
+                let body = bowline_client::Body::Json(json!({"text": line}).to_string());
+                if let Some(room) = &self.room
+                    && let Err(error) = self.client.send_in_room(room, body).await
+                {
+                    say(&format!("! not sent: {error}"))?;
+                }
             }
             Some(_) => match &self.open {
                 None => say("nobody to send to; /to USER opens a conversation")?,
@@ -140,7 +172,38 @@ impl Chat {
         Ok(false)
     }
 
+    /// Joins a room; lines wait until the server has answered.
+    async fn join(&mut self, room: &str) -> anyhow::Result<()> {
+        self.client.join(room).await?;
+        (self.room, self.is_joining) = (Some(room.to_owned()), true);
+        Ok(())
+    }
+
+    /// What was sent in a room has no acknowledgement: leaving is answered after all of it has come back.
+    async fn finish(&mut self, events: &mut Events) -> anyhow::Result<()> {
+        let Some(room) = self.room.clone() else { return Ok(()) };
+        let client = self.client.clone();
+        let left = client.request(json!({"type": "room.leave", "room": room}));
+        tokio::pin!(left);
+        loop {
+            tokio::select! {
+                answer = &mut left => {
+                    answer?;
+                    break;
+                }
+                event = events.recv() => self.show(event.context("the client ended")?).await?,
+            }
+        }
+        while let Ok(event) = events.try_recv() {
+            self.show(event).await?;
+        }
+        Ok(())
+    }
+
     async fn open_conversation(&mut self) -> anyhow::Result<()> {
+        if self.room.is_some() {
+            return Ok(());
+        }
         match &self.open {
             None => say("/to USER or /open CONVERSATION begins; /help shows everything"),
             Some(id) => {
@@ -191,6 +254,25 @@ impl Chat {
                 say(&format!("-- connected as {user_id} (device {device_id}, node {node_id})"))
             }
             Event::Message(message) => self.show_message(message).await,
+            Event::RoomJoined { room, members, is_gap } => {
+                self.is_joining &= self.room.as_ref() != Some(&room);
+                let gap = if is_gap { "; something was missed" } else { "" };
+                say(&format!("-- in room {room}, {members} there{gap}"))
+            }
+            Event::RoomRefused { room, code, message } => {
+                if self.room.as_ref() == Some(&room) {
+                    (self.room, self.is_joining) = (None, false);
+                }
+                say(&format!("! not let into the room {room}: {code}: {message}"))
+            }
+            Event::RoomMessage(message) => {
+                let from = if message.from.is_empty() { "*" } else { &message.from };
+                let elsewhere = match self.room.as_ref() == Some(&message.room) {
+                    true => String::new(),
+                    false => format!("  ({})", message.room),
+                };
+                say(&format!("#{} {from}: {}{elsewhere}", message.offset, shown(&message.body)))
+            }
             Event::Acked { conversation_id, seq, .. } => {
                 say(&format!("#{seq} stored{}", self.elsewhere(&conversation_id)))
             }
@@ -224,12 +306,7 @@ impl Chat {
     }
 
     async fn show_message(&mut self, message: Message) -> anyhow::Result<()> {
-        let body = match &message.body {
-            bowline_client::Body::Json(json) => {
-                serde_json::from_str::<Value>(json).map(|v| said(&v)).unwrap_or_else(|_| json.clone())
-            }
-            bowline_client::Body::Binary(bytes) => format!("({} bytes)", bytes.len()),
-        };
+        let body = shown(&message.body);
         say(&format!(
             "#{} {}: {body}{}",
             message.seq,
@@ -259,6 +336,15 @@ impl Chat {
 
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn shown(body: &bowline_client::Body) -> String {
+    match body {
+        bowline_client::Body::Json(json) => {
+            serde_json::from_str::<Value>(json).map(|v| said(&v)).unwrap_or_else(|_| json.clone())
+        }
+        bowline_client::Body::Binary(bytes) => format!("({} bytes)", bytes.len()),
+    }
 }
 
 /// What a body says: its `text`, or all of it.

@@ -19,6 +19,8 @@ impl DataDir {
     pub const TOKEN_SECRET: &'static str = "auth.secret";
     /// The file with the generated key of the API.
     pub const API_KEY: &'static str = "api.key";
+    /// The file with the generated secret of webhooks.
+    pub const HOOK_SECRET: &'static str = "hooks.secret";
 
     /// Opens the directory, making it when it is missing.
     pub fn open(path: &Path) -> Result<Self, Failure> {

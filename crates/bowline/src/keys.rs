@@ -105,8 +105,8 @@ impl Keys {
         };
         match verifier.reload(self.verifier.secret.as_deref(), public_key.as_deref()) {
             Ok(()) => tracing::info!(
-                "SIGHUP: auth.public_key is read again and auth.jwks_url fetched, where they are configured; everything \
-                 else takes a restart"
+                "SIGHUP: auth.public_key is read again and auth.jwks_url fetched, where they are configured; other \
+                 keys take a restart"
             ),
             Err(error) => tracing::error!(cause = %error, "SIGHUP: the keys stay as they were"),
         }

@@ -1,5 +1,6 @@
 //! Metrics in the text format of OpenMetrics. Roles count in plain numbers; this gives them names when asked.
 
+use crate::process::Process;
 use bowline_delivery::persist::Ledger;
 use prometheus_client::{
     collector::Collector,
@@ -18,6 +19,8 @@ pub struct Snapshot {
     pub router: bowline_router::Snapshot,
     /// `None` when the store could not be read: then there are no series, rather than wrong ones.
     pub ledger: Option<LedgerTotals>,
+    /// `None` where the system does not tell.
+    pub process: Option<Process>,
 }
 
 /// One message for one recipient is one unit.
@@ -41,11 +44,13 @@ pub fn reference() -> Result<String, fmt::Error> {
     let snapshot = Snapshot {
         gateway: bowline_gateway::Metrics {
             closed_total: vec![("bye", 0)],
+            tls_handshakes_total: vec![("done", 0)],
             handshake_refused_total: vec![(401, 0)],
             ingress_failures_total: vec![("msg.send", "conflict", 0)],
             ..Default::default()
         },
         ledger: Some(LedgerTotals::default()),
+        process: Some(Process { cpu_s: 0.0, resident_bytes: 0 }),
         ..Snapshot::default()
     };
     let text = encode(snapshot)?;
@@ -78,8 +83,11 @@ impl Collector for Snapshot {
         let mut out = Out(encoder);
         self.encode_gateway(&mut out)?;
         self.encode_router(&mut out)?;
-        match &self.ledger {
-            Some(ledger) => encode_ledger(ledger, &mut out),
+        if let Some(ledger) = &self.ledger {
+            encode_ledger(ledger, &mut out)?;
+        }
+        match &self.process {
+            Some(process) => encode_process(process, &mut out),
             None => Ok(()),
         }
     }
@@ -132,10 +140,42 @@ impl Snapshot {
             "Connections handed to the HTTP server",
             gateway.handed_to_http_total,
         )?;
+        out.counters(
+            "bowline_gateway_tls_handshakes",
+            "TLS handshakes, by what became of them",
+            "outcome",
+            &gateway.tls_handshakes_total,
+        )?;
+        out.counter(
+            "bowline_gateway_tls_resumed",
+            "TLS handshakes that went on with an earlier session",
+            gateway.tls_resumed_total,
+        )?;
+        out.gauge(
+            "bowline_gateway_tls_handshakes_under_way",
+            "TLS handshakes that are not done",
+            gateway.tls_handshakes_under_way,
+        )?;
         out.counter(
             "bowline_gateway_not_here",
             "Events of the router for connections that are gone",
             gateway.not_here_total,
+        )?;
+        out.gauge("bowline_gateway_rooms", "Rooms", gateway.rooms)?;
+        out.gauge(
+            "bowline_gateway_rooms_members",
+            "Members of all rooms; a connection counts once for each of its rooms",
+            gateway.rooms_members,
+        )?;
+        out.counter(
+            "bowline_gateway_rooms_published",
+            "Messages published in rooms",
+            gateway.rooms_published_total,
+        )?;
+        out.counter(
+            "bowline_gateway_rooms_deliveries",
+            "Messages of rooms written to members or queued for them",
+            gateway.rooms_deliveries_total,
         )?;
         out.counters("bowline_gateway_closed", "Connections closed", "reason", &gateway.closed_total)?;
         out.counters(
@@ -172,6 +212,11 @@ impl Snapshot {
             "Transactions that the store did not take",
             counters.transactions_failed,
         )?;
+        out.counter("bowline_router_sessions_resumed", "Sessions that went on", counters.resumed)?;
+        let expired = counters.messages_expired;
+        out.counter("bowline_router_messages_expired", "Messages deleted by retention", expired)?;
+        let forgotten = counters.devices_forgotten;
+        out.counter("bowline_router_devices_forgotten", "Devices forgotten", forgotten)?;
         out.gauge(
             "bowline_router_queue_depth",
             "Entries that wait for a transaction",
@@ -195,6 +240,13 @@ fn encode_ledger(ledger: &LedgerTotals, out: &mut Out<'_>) -> fmt::Result {
     // The store keeps one total: no reason for giving up a durable message exists.
     out.counters("bowline_ledger_dropped", "Messages given up", "reason", &[("unknown", totals.dropped)])?;
     out.gauge("bowline_ledger_waiting", "Messages that wait in inboxes", *waiting)
+}
+
+/// Under the names that every exporter uses.
+fn encode_process(process: &Process, out: &mut Out<'_>) -> fmt::Result {
+    out.describe("process_cpu_seconds", "CPU time of the process", MetricType::Counter)?
+        .encode_counter::<NoLabels, _, u64>(&process.cpu_s, None)?;
+    out.gauge("process_resident_memory_bytes", "Memory of the process", process.resident_bytes)
 }
 
 struct Out<'a>(DescriptorEncoder<'a>);

@@ -1,11 +1,16 @@
 //! This node as operators see it: status, readiness, metrics.
 
-use crate::metrics::{self, LedgerTotals, Snapshot};
-use bowline_api::{Drain, Requests, State, Status, Transport, Transports};
+use crate::{
+    metrics::{self, LedgerTotals, Snapshot},
+    process::Process,
+};
+use bowline_api::{Drain, Requests, RoomMessage, State, Status, Transport, Transports};
 use bowline_delivery::persist::{Found, Query};
-use bowline_gateway::Handle as Gateway;
+use bowline_gateway::{Handle as Gateway, RoomPost};
 use bowline_protocol::{
-    UserId,
+    ErrorCode, UserId,
+    error::Refusal,
+    ids::RoomName,
     link::{NodeRef, Request},
 };
 use bowline_router::Handle as Router;
@@ -108,11 +113,24 @@ impl bowline_api::Node for Node {
             devices: status.devices as u64,
             router: self.router.snapshot(),
             ledger: self.ledger(),
+            process: Process::this(),
         };
         metrics::encode(snapshot).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics cannot be written");
             "# EOF\n".into()
         })
+    }
+}
+
+impl bowline_api::Rooms for Node {
+    fn publish(&self, room: &RoomName, messages: &[RoomMessage]) -> Result<u64, Refusal> {
+        let posts: Vec<RoomPost<'_>> = messages
+            .iter()
+            .map(|message| RoomPost { from: message.from.as_deref(), body: &message.body })
+            .collect();
+        self.gateway
+            .publish(room, &posts)
+            .map_err(|refused| Refusal::new(ErrorCode::Overloaded, refused.to_string()))
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     cli::Failure,
     config::{Config, Note},
     data::DataDir,
-    files,
+    files, hooks,
     keys::Keys,
     log,
     node::{Canary, Node},
@@ -62,8 +62,11 @@ async fn serve(config: Config) -> Result<(), Failure> {
         },
         boot_id: random_text().map_err(Failure::Failed)?.into(),
     });
-    let bound = Gateway::bind(config.gateway.clone(), node.clone(), verifier.clone())
+    let mut bound = Gateway::bind(config.gateway.clone(), node.clone(), verifier.clone())
         .map_err(|error| Failure::Usage(error.into()))?;
+    if let Some(judge) = hooks::room_judge(&config, &data)? {
+        bound = bound.with_room_judge(judge);
+    }
     let api_listener = match config.node.has_api {
         true => Some(bind_api(config.api.listen).await?),
         false => None,
@@ -84,6 +87,7 @@ async fn serve(config: Config) -> Result<(), Failure> {
                 advertised_tcp: config.node.advertise_tcp.clone(),
                 ws: bound.addresses().ws,
                 tcp: bound.addresses().tcp,
+                tls: config.gateway.tls_cert.is_some(),
             },
             demo_tokens: keys.generated.is_some().then(|| keeper.clone() as Arc<dyn Access>),
         },
@@ -130,7 +134,10 @@ async fn serve(config: Config) -> Result<(), Failure> {
     let ended = stop::run(
         &mut events,
         Stopping {
-            reload: &|| keys.reload(&config, &verifier),
+            reload: &|| {
+                keys.reload(&config, &verifier);
+                reload_certificate(&gateway);
+            },
             drain: &|reason| gateway.drain(reason),
             remaining: &|| gateway.remaining() as u64,
             time_left: &|| {
@@ -219,6 +226,8 @@ fn start_router(
         owner_epoch: 1,
         before_send: false,
         outbox: false,
+        retention: config.retention,
+        resume_ms: config.router.offline_grace_ms,
     };
     let parts = bowline_router::Parts {
         coordination: Arc::new(Memory::default()),
@@ -284,7 +293,7 @@ fn serve_api(
 ) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(|error| Failure::Failed(error.into()))?;
     let api = server::Config { key: keys.api.clone(), max_frame_bytes: config.gateway.max_frame_bytes };
-    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper);
+    let serving = server::serve(listener, api, requests.clone(), control.clone(), keeper, control.clone());
     tokio::spawn(async move {
         if let Err(error) = serving.await {
             tracing::error!(%error, "the API's listener has ended");
@@ -294,13 +303,31 @@ fn serve_api(
     Ok(())
 }
 
+/// New connections get what the files hold now; a server without TLS has nothing to read.
+fn reload_certificate(gateway: &bowline_gateway::Handle) {
+    if !gateway.speaks_tls() {
+        return;
+    }
+    match gateway.reload_certificate() {
+        Ok(()) => tracing::info!("SIGHUP: certificate and key are read again; new connections get them"),
+        Err(error) => tracing::error!(
+            cause = %error,
+            "SIGHUP: the certificate stays as it was; put the files right and send the signal again"
+        ),
+    }
+}
+
 fn log_gateway(control: &Node, config: &Config) {
     let addresses = control.gateway.addresses();
     let NodeRef { node_id, boot_id } = &*control.node;
     tracing::info!(%node_id, %boot_id, "node");
-    tracing::info!("WebSocket listens on ws://{}{}", addresses.ws, config.gateway.ws_path);
-    tracing::info!("HTTP and the demo page listen on http://{}/", addresses.ws);
+    let (ws, http, tcp_scheme) = match control.gateway.speaks_tls() {
+        true => ("wss", "https", "tls"),
+        false => ("ws", "http", "tcp"),
+    };
+    tracing::info!("WebSocket listens on {ws}://{}{}", addresses.ws, config.gateway.ws_path);
+    tracing::info!("HTTP and the demo page listen on {http}://{}/", addresses.ws);
     if let Some(tcp) = addresses.tcp {
-        tracing::info!("TCP listens on tcp://{tcp}");
+        tracing::info!("TCP listens on {tcp_scheme}://{tcp}");
     }
 }

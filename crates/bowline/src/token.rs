@@ -10,7 +10,10 @@ use anyhow::{Context, anyhow};
 use bowline_api::NewToken;
 use bowline_auth::{Claims, SessionMode, mint};
 use bowline_protocol::{DeviceId, Millis, UserId};
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Who signs tokens where Bowline can only judge them.
 pub fn cannot_sign(auth: &Auth) -> String {
@@ -85,25 +88,100 @@ impl Signer {
     }
 }
 
+/// Where the tokens of many users come from.
+pub enum Tokens {
+    /// One for everybody.
+    Given(String),
+    /// Demo tokens of the server whose WebSocket is at this URL.
+    Demo {
+        url: String,
+        ca: Option<PathBuf>,
+    },
+    Signed(Signer),
+}
+
+/// How long the tokens of `chat` and `bench` are good.
+const TTL: Duration = Duration::from_secs(24 * 3600);
 /// How long a server may take to give a demo token.
 const DEMO_TIMEOUT: Duration = Duration::from_secs(5);
+/// Demo tokens that are asked for at once.
+const DEMO_ASKED_MAX: usize = 32;
 
-/// A demo token of the server whose WebSocket is at `url`; servers without a configured key give them on loopback.
-pub fn demo(url: &str, user: &str) -> anyhow::Result<String> {
-    let authority = url.strip_prefix("ws://").and_then(|rest| rest.split('/').next());
-    let authority = authority.with_context(|| format!("{url} is no WebSocket address"))?;
-    let ask = format!("http://{authority}/demo/token");
-    let body = serde_json::json!({ "user": user }).to_string();
-    // Called from asynchronous code as well, which must not be blocked by a second runtime on its thread.
-    let asked = std::thread::spawn(move || -> anyhow::Result<String> {
+impl Tokens {
+    /// Whether everybody is the same user.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Given(_))
+    }
+
+    pub fn one(&self, user: &str) -> anyhow::Result<String> {
+        let mut all = self.many(std::iter::once(user.to_owned()))?;
+        all.pop().context("there is no token")
+    }
+
+    /// One for each user, in their order; only one when all share it.
+    pub fn many(&self, users: impl Iterator<Item = String>) -> anyhow::Result<Vec<String>> {
+        match self {
+            Self::Given(token) => Ok(vec![token.clone()]),
+            Self::Demo { url, ca } => demo(url, ca.as_deref(), users.collect()),
+            Self::Signed(signer) => {
+                users.map(|user| signer.sign(&UserId::parse(&user)?, None, TTL)).collect()
+            }
+        }
+    }
+}
+
+/// Demo tokens of the server whose WebSocket is at `url`; servers without a configured key give them on loopback.
+/// `ca` is the file whose issuers are trusted, beside those of the system.
+fn demo(url: &str, ca: Option<&Path>, users: Vec<String>) -> anyhow::Result<Vec<String>> {
+    let schemes = [("ws://", "http"), ("wss://", "https")];
+    let mut found = schemes.iter().filter_map(|(ws, http)| Some((http, url.strip_prefix(ws)?)));
+    let (scheme, rest) = found.next().with_context(|| format!("{url} is no WebSocket address"))?;
+    let ask = format!("{scheme}://{}/demo/token", rest.split('/').next().unwrap_or_default());
+    let trusted = match ca {
+        Some(path) => {
+            let text = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+            reqwest::Certificate::from_pem_bundle(&text)?
+        }
+        None => Vec::new(),
+    };
+    // On a thread of its own: it is called from asynchronous code as well, which must not be blocked by a second runtime.
+    let asking = move || -> anyhow::Result<Vec<String>> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async {
-            let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).build()?;
-            let request = client.post(ask).header("content-type", "application/json").body(body);
-            Ok(request.send().await?.error_for_status()?.text().await?)
-        })
-    });
-    let text = asked.join().map_err(|_| anyhow!("asking for a demo token failed"))??;
+        runtime.block_on(demo_many(ask, trusted, users))
+    };
+    std::thread::spawn(asking).join().map_err(|_| anyhow!("asking for a demo token failed"))?
+}
+
+async fn demo_many(
+    ask: String,
+    trusted: Vec<reqwest::Certificate>,
+    users: Vec<String>,
+) -> anyhow::Result<Vec<String>> {
+    let client = reqwest::Client::builder().timeout(DEMO_TIMEOUT).tls_certs_merge(trusted).build()?;
+    let mut tokens = vec![String::new(); users.len()];
+    let mut asked = tokio::task::JoinSet::new();
+    let mut users = users.into_iter().enumerate();
+    loop {
+        while asked.len() < DEMO_ASKED_MAX
+            && let Some((number, user)) = users.next()
+        {
+            let (client, ask) = (client.clone(), ask.clone());
+            asked.spawn(async move { Ok((number, demo_one(&client, ask, &user).await?)) });
+        }
+        match asked.join_next().await {
+            Some(answer) => {
+                let (number, token) = answer.map_err(anyhow::Error::from).flatten()?;
+                tokens[number] = token;
+            }
+            None => return Ok(tokens),
+        }
+    }
+}
+
+async fn demo_one(client: &reqwest::Client, ask: String, user: &str) -> anyhow::Result<String> {
+    let body = serde_json::json!({ "user": user }).to_string();
+    let request = client.post(ask).header("content-type", "application/json").body(body);
+    let text = request.send().await?.error_for_status()?.text().await?;
     let answer: serde_json::Value = serde_json::from_str(&text)?;
     answer["token"].as_str().map(str::to_owned).context("the server's answer has no token")
 }

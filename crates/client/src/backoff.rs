@@ -2,13 +2,18 @@
 //!
 //! The delay is drawn from zero to a ceiling that doubles from 1 s to 30 s ("full jitter"), so that the clients
 //! of a server that restarts spread themselves. A drain names the delay and is no failure; codes from 4500 on
-//! end the client until somebody does something.
+//! end the client until somebody does something. After a drain the server may still be on its way back: the first
+//! tries follow each other closely, since the drain has spread the clients already.
 
 /// The ceiling of the first delay, and of all later ones.
 pub const FIRST_MS: u64 = 1_000;
 pub const LONGEST_MS: u64 = 30_000;
 /// A connection that lasted this long starts the delays anew.
 pub const STABLE_MS: u64 = 10_000;
+/// After a drain so many tries follow each other within so long, which doubles with every second one up to the ceiling of
+/// any first delay.
+pub const MOVE_TRIES: u32 = 12;
+pub const MOVE_RETRY_MS: u64 = 250;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
@@ -23,6 +28,8 @@ pub enum Next {
 #[derive(Debug, Clone, Default)]
 pub struct Backoff {
     failures: u32,
+    /// Close tries that are left after a drain.
+    moves: u32,
 }
 
 impl Backoff {
@@ -38,9 +45,19 @@ impl Backoff {
         match code {
             Some(4500..=4999) => return Next::Stop,
             // A drain: the server has dealt out the delays already.
-            Some(1001) if retry_after_ms.is_some() => return Next::After(retry_after_ms.unwrap_or_default()),
+            Some(1001) if retry_after_ms.is_some() => {
+                self.moves = MOVE_TRIES;
+                return Next::After(retry_after_ms.unwrap_or_default());
+            }
+            None if lasted_ms == 0 && self.moves > 0 => {
+                let ceiling = (MOVE_RETRY_MS << ((MOVE_TRIES - self.moves) / 2)).min(FIRST_MS);
+                self.moves -= 1;
+                // What a refusal asks for is not added: it is that of the server that goes, not of the one that comes.
+                return Next::After(random % (ceiling + 1));
+            }
             _ => {}
         }
+        self.moves = 0;
         if lasted_ms >= STABLE_MS {
             self.failures = 0;
         }
@@ -72,6 +89,21 @@ mod tests {
         for (code, retry, expected) in rows {
             assert_eq!(Backoff::default().on_ended(code, retry, 0, 999), expected, "{code:?}");
         }
+    }
+
+    #[test]
+    fn after_a_drain_the_first_tries_are_close() {
+        let mut backoff = Backoff::default();
+        assert_eq!(backoff.on_ended(Some(1001), Some(700), 60_000, 999), Next::After(700));
+        let ceilings = [250, 250, 500, 500].into_iter().chain([1000; MOVE_TRIES as usize - 4]);
+        for ceiling in ceilings {
+            assert_eq!(backoff.on_ended(None, Some(9_000), 0, 999), Next::After(999 % (ceiling + 1)));
+        }
+        assert_eq!(backoff.on_ended(None, None, 0, 999), Next::After(999));
+        // A refusal or a connection in between is no move any more.
+        backoff.on_ended(Some(1001), Some(700), 60_000, 999);
+        assert_eq!(backoff.on_ended(Some(1013), None, 0, 999), Next::After(999));
+        assert_eq!(backoff.on_ended(None, None, 0, 999), Next::After(999));
     }
 
     #[test]

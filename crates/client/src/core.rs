@@ -3,6 +3,7 @@
 use crate::{
     backoff::{Backoff, Next},
     outbox::{OUTBOX_MAX, Outbox},
+    rooms::{ROOMS_MAX, Rooms, send_head},
     timeline::{Need, Timeline},
 };
 use bytes::Bytes;
@@ -48,6 +49,17 @@ pub struct Message {
     pub body: Body,
 }
 
+/// A message of a room.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RoomMessage {
+    pub room: String,
+    pub offset: u64,
+    /// Empty when it is of the application itself.
+    pub from: String,
+    pub ts: u64,
+    pub body: Body,
+}
+
 /// What an application is told.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -69,6 +81,20 @@ pub enum Event {
     /// Refused for good.
     Failed {
         id: String,
+        code: String,
+        message: String,
+    },
+    /// In the room from now on, after a reconnect as well. `is_gap`: something was missed for good.
+    RoomJoined {
+        room: String,
+        members: u64,
+        is_gap: bool,
+    },
+    /// The next message of its room; each comes once and in order.
+    RoomMessage(RoomMessage),
+    /// Not let in; it is not asked again.
+    RoomRefused {
+        room: String,
         code: String,
         message: String,
     },
@@ -110,6 +136,10 @@ pub enum Event {
 pub enum SendError {
     #[error("{OUTBOX_MAX} messages wait for their acknowledgement; wait for some before sending more")]
     OutboxFull,
+    #[error("a client may be in {ROOMS_MAX} rooms; leave one first")]
+    TooManyRooms,
+    #[error("not in the room {0:?}: join it, and wait for RoomJoined; rooms keep nothing to be sent later")]
+    NotInRoom(String),
     #[error("the client has stopped: {0}")]
     Stopped(String),
 }
@@ -170,7 +200,10 @@ pub struct Core {
     fetches: HashMap<String, String>,
     /// When a gap whose history was refused for now is asked for again.
     fetch_again_at: Option<u64>,
+    rooms: Rooms,
     closing: Option<(u16, String, Option<u64>)>,
+    /// Who this is, by the server's word.
+    user_id: Option<String>,
     heard: u64,
     pinged: bool,
     ping_after_ms: u64,
@@ -213,7 +246,15 @@ struct Fields<'a> {
     conversations: Vec<Fields<'a>>,
     last_seq: u64,
     unread: u64,
+    room: Option<String>,
+    epoch: String,
+    offset: u64,
+    recovered: bool,
+    members: Option<Value>,
 }
+
+/// Begins the ids of what is sent in rooms, which has no answer but an error.
+const ROOM_SEND: &str = "~room";
 
 impl Core {
     pub fn new(settings: Settings) -> Self {
@@ -228,7 +269,9 @@ impl Core {
             requests: VecDeque::new(),
             fetches: HashMap::new(),
             fetch_again_at: None,
+            rooms: Rooms::default(),
             closing: None,
+            user_id: None,
             heard: 0,
             pinged: false,
             ping_after_ms: 45_000,
@@ -249,7 +292,8 @@ impl Core {
             State::Open { .. } => {
                 let silence = if self.pinged { self.close_after_ms } else { self.ping_after_ms };
                 let heartbeat = self.heard + silence;
-                [self.outbox.next_due(), self.fetch_again_at, Some(heartbeat)].into_iter().flatten().min()
+                let dues = [self.outbox.next_due(), self.rooms.next_due(), self.fetch_again_at];
+                Some(dues.into_iter().flatten().fold(heartbeat, u64::min))
             }
             State::Opening => Some(self.heard + self.close_after_ms),
             State::Connecting | State::Stopped { .. } => None,
@@ -270,6 +314,9 @@ impl Core {
                 } else if silence >= self.ping_after_ms && !self.pinged {
                     self.pinged = true;
                     self.outputs.push(Output::Text(r#"{"type":"ping"}"#.into()));
+                }
+                if matches!(self.state, State::Open { .. }) {
+                    self.rooms.due(now).iter().for_each(|room| self.ask_for_room(room));
                 }
                 if self.fetch_again_at.is_some_and(|at| at <= now) {
                     self.fetch_again_at = None;
@@ -303,6 +350,15 @@ impl Core {
 
     /// The connection ended, or could not be made (`code` none).
     pub fn on_closed(&mut self, code: Option<u16>, reason: &str, now: u64) {
+        self.on_ended(code, reason, None, now);
+    }
+
+    /// The server turned the connection away before it was one, and asked for this much time.
+    pub fn on_refused(&mut self, reason: &str, retry_after_ms: Option<u64>, now: u64) {
+        self.on_ended(None, reason, retry_after_ms, now);
+    }
+
+    fn on_ended(&mut self, code: Option<u16>, reason: &str, asked_ms: Option<u64>, now: u64) {
         if matches!(self.state, State::Away { .. } | State::Stopped { .. }) {
             return;
         }
@@ -313,11 +369,12 @@ impl Core {
         // The last frame says more than the close code, on TCP it is all there is.
         let (code, reason, retry_after) = match self.closing.take() {
             Some((code, reason, retry)) => (Some(code), reason, retry),
-            None => (code, reason.to_owned(), None),
+            None => (code, reason.to_owned(), asked_ms),
         };
         self.timelines.values_mut().for_each(Timeline::on_disconnected);
         self.fetches.clear();
         self.fetch_again_at = None;
+        self.rooms.on_disconnected();
         self.outbox.on_disconnected();
         let random = self.roll();
         let (delay, fresh_token) = match self.backoff.on_ended(code, retry_after, lasted, random) {
@@ -369,6 +426,52 @@ impl Core {
         Ok(())
     }
 
+    /// Joins a room, now and after each reconnect, from where the client stands then.
+    pub fn join(&mut self, room: &str) -> Result<(), SendError> {
+        if let State::Stopped { reason } = &self.state {
+            return Err(SendError::Stopped(reason.clone()));
+        }
+        if !self.rooms.want(room) {
+            return Err(SendError::TooManyRooms);
+        }
+        if matches!(self.state, State::Open { .. }) {
+            self.ask_for_room(room);
+        }
+        Ok(())
+    }
+
+    pub fn leave(&mut self, room: &str) {
+        if self.rooms.drop(room) && matches!(self.state, State::Open { .. }) {
+            let id = self.next_id("~leave");
+            let frame = json!({"type": "room.leave", "id": id, "room": room});
+            self.outputs.push(Output::Text(frame.to_string()));
+        }
+    }
+
+    /// Sends in a room; a refusal is told as [`Event::Failed`] with the id that this returns. There is no ack: the
+    /// message comes back as everybody has it.
+    pub fn send_in_room(&mut self, room: &str, body: Body) -> Result<String, SendError> {
+        if !self.rooms.is_joined(room) {
+            return Err(SendError::NotInRoom(room.to_owned()));
+        }
+        let id = self.next_id(ROOM_SEND);
+        let output = with_body(&send_head(&id, room), body);
+        self.outputs.push(output);
+        Ok(id)
+    }
+
+    fn ask_for_room(&mut self, room: &str) {
+        let id = self.next_id("~join");
+        if let Some(text) = self.rooms.ask(room, id) {
+            self.outputs.push(Output::Text(text));
+        }
+    }
+
+    fn next_id(&mut self, kind: &str) -> String {
+        self.next_id += 1;
+        format!("{kind}{}", self.next_id)
+    }
+
     /// How many messages wait for their acknowledgement.
     pub fn unacknowledged(&self) -> usize {
         self.outbox.len()
@@ -411,6 +514,7 @@ impl Core {
                     (frame.ping_after_ms.max(1), frame.close_after_ms.max(2));
                 // The server may choose the device id; it is this client's from now on.
                 self.settings.device_id = Some(frame.device_id.clone());
+                self.user_id.clone_from(&frame.user_id);
                 self.emit(Event::Connected {
                     user_id: frame.user_id.unwrap_or_default(),
                     device_id: frame.device_id,
@@ -420,6 +524,7 @@ impl Core {
                 for (_, text) in &self.requests {
                     self.outputs.push(Output::Text(text.clone()));
                 }
+                self.rooms.names().iter().for_each(|room| self.ask_for_room(room));
                 self.settle(now);
             }
             "ping" => self.outputs.push(Output::Text(match frame.data {
@@ -480,7 +585,14 @@ impl Core {
                 self.outputs.push(Output::Close);
                 self.on_closed(Some(1001), "draining", now);
             }
-            "ok" | "conversation.page" | "room.joined" => self.on_answer(frame.id.unwrap_or_default(), text),
+            "room.push" => self.on_room_message(frame.room.as_deref(), &frame, binary),
+            "room.batch" => {
+                let room = frame.room.as_deref();
+                frame.messages.iter().for_each(|message| self.on_room_message(room, message, None));
+            }
+            "room.joined" => self.on_room_joined(frame, text),
+            "ok" if frame.id.as_ref().is_some_and(|id| id.starts_with("~leave")) => {}
+            "ok" | "conversation.page" => self.on_answer(frame.id.unwrap_or_default(), text),
             _ => {
                 if let Ok(value) = serde_json::from_str(text) {
                     self.emit(Event::Frame(value));
@@ -504,6 +616,15 @@ impl Core {
         if self.outbox.remove(&id).is_some() {
             return self.emit(Event::Failed { id, code, message: frame.message });
         }
+        if let Some(room) = self.rooms.on_refused(&id, is_temporary.then_some(again)) {
+            if !is_temporary {
+                self.emit(Event::RoomRefused { room, code, message: frame.message });
+            }
+            return;
+        }
+        if id.starts_with(ROOM_SEND) {
+            return self.emit(Event::Failed { id, code, message: frame.message });
+        }
         if let Some(conversation) = self.fetches.remove(&id) {
             let timeline = self.timelines.entry(conversation).or_default();
             if is_temporary {
@@ -516,6 +637,31 @@ impl Core {
             return;
         }
         self.on_answer(id, text);
+    }
+
+    fn on_room_joined(&mut self, frame: Fields<'_>, text: &str) {
+        let id = frame.id.unwrap_or_default();
+        match self.rooms.on_joined(&id, &frame.epoch, frame.offset, frame.recovered) {
+            Some(joined) => self.emit(Event::RoomJoined {
+                room: joined.room,
+                members: frame.members.and_then(|members| members.as_u64()).unwrap_or_default(),
+                is_gap: joined.is_gap,
+            }),
+            None => self.on_answer(id, text),
+        }
+    }
+
+    fn on_room_message(&mut self, room: Option<&str>, frame: &Fields<'_>, binary: Option<Bytes>) {
+        let message = RoomMessage {
+            room: room.unwrap_or_default().to_owned(),
+            offset: frame.offset,
+            from: frame.from.clone(),
+            ts: frame.ts,
+            body: body_of(frame, binary),
+        };
+        if self.rooms.take(&message) {
+            self.emit(Event::RoomMessage(message));
+        }
     }
 
     fn on_answer(&mut self, id: String, text: &str) {
@@ -543,7 +689,15 @@ impl Core {
         let mut frames = Vec::new();
         for (id, timeline) in &mut self.timelines {
             for message in timeline.take() {
-                self.outputs.push(Output::Event(Event::Message(message)));
+                // An own message whose acknowledgement was lost with a connection.
+                let is_own =
+                    self.user_id.as_ref() == Some(&message.from) && self.outbox.remove(&message.id).is_some();
+                self.outputs.push(Output::Event(if is_own {
+                    let Message { conversation_id, seq, id, ts, .. } = message;
+                    Event::Acked { id, conversation_id, seq, ts }
+                } else {
+                    Event::Message(message)
+                }));
             }
             let need = timeline.need();
             if need != Need::Nothing {
@@ -575,16 +729,7 @@ impl Core {
             };
             let quote = |text: &str| Value::from(text).to_string();
             let head = format!(r#"{{"type":"msg.send","id":{},"{name}":{}"#, quote(&message.id), quote(to));
-            self.outputs.push(match message.body {
-                Body::Json(json) => Output::Text(format!("{head},\"body\":{json}}}")),
-                Body::Binary(bytes) => {
-                    let mut frame = (head.len() as u32 + 1).to_be_bytes().to_vec();
-                    frame.extend_from_slice(head.as_bytes());
-                    frame.push(b'}');
-                    frame.extend_from_slice(&bytes);
-                    Output::Binary(frame.into())
-                }
-            });
+            self.outputs.push(with_body(&head, message.body));
         }
     }
 
@@ -600,22 +745,39 @@ impl Core {
     }
 }
 
-fn message_of(frame: &Fields<'_>, binary: Option<Bytes>) -> Message {
+/// A frame of which everything but the body is written.
+fn with_body(head: &str, body: Body) -> Output {
+    match body {
+        Body::Json(json) => Output::Text(format!("{head},\"body\":{json}}}")),
+        Body::Binary(bytes) => {
+            let mut frame = (head.len() as u32 + 1).to_be_bytes().to_vec();
+            frame.extend_from_slice(head.as_bytes());
+            frame.push(b'}');
+            frame.extend_from_slice(&bytes);
+            Output::Binary(frame.into())
+        }
+    }
+}
+
+fn body_of(frame: &Fields<'_>, binary: Option<Bytes>) -> Body {
     let json = frame.body.map_or("null", RawValue::get);
-    let body = match binary {
+    match binary {
         Some(bytes) => Body::Binary(bytes),
         None if frame.body_encoding.as_deref() == Some("base64") => {
             Body::Binary(unbase64(json.trim_matches('"')).into())
         }
         None => Body::Json(json.to_owned()),
-    };
+    }
+}
+
+fn message_of(frame: &Fields<'_>, binary: Option<Bytes>) -> Message {
     Message {
         conversation_id: frame.conversation_id.clone().unwrap_or_default(),
         seq: frame.seq,
         id: frame.id.clone().unwrap_or_default(),
         from: frame.from.clone(),
         ts: frame.ts,
-        body,
+        body: body_of(frame, binary),
     }
 }
 
@@ -637,7 +799,7 @@ mod tests {
             Output::Text(text) => {
                 let frame: Value = serde_json::from_str(&text).expect("JSON");
                 let mut line = format!("> {}", frame["type"].as_str().unwrap_or_default());
-                for field in ["id", "seq", "after_seq"] {
+                for field in ["id", "seq", "after_seq", "room", "since"] {
                     if !frame[field].is_null() && !frame[field].to_string().contains('~') {
                         line += &format!(" {}", frame[field].to_string().trim_matches('"'));
                     }
@@ -649,6 +811,9 @@ mod tests {
             Output::Event(Event::Failed { id, code, .. }) => format!("failed {id} {code}"),
             Output::Event(Event::Connected { .. }) => "connected".into(),
             Output::Event(Event::Waiting { .. }) => "waiting".into(),
+            Output::Event(Event::RoomMessage(m)) => format!("{} {}", m.room, m.offset),
+            Output::Event(Event::RoomJoined { room, is_gap, .. }) => format!("joined {room} {is_gap}"),
+            Output::Event(Event::RoomRefused { room, code, .. }) => format!("refused {room} {code}"),
             Output::Event(Event::Disconnected { code, .. }) => format!("disconnected {code:?}"),
             Output::Event(Event::Stopped { code, .. }) => format!("stopped {code}"),
             Output::Event(other) => format!("{other:?}"),
@@ -777,6 +942,24 @@ mod tests {
     }
 
     #[test]
+    fn an_own_message_whose_ack_was_lost_is_acknowledged_by_the_history() {
+        let mut core = core();
+        open(&mut core, 0);
+        core.on_text(&push(1), 0);
+        core.send("x".into(), Target::User("b".into()), Body::default(), 0).unwrap();
+        core.on_closed(Some(1006), "", 1);
+        let due = core.next_due().unwrap();
+        open(&mut core, due);
+        core.on_text(&push(3), 9_000);
+        core.take_outputs();
+        let page = r#"{"type":"history.page","id":"~1","conversation_id":"d:a:b","first_seq":1,"more":false,
+            "messages":[{"seq":2,"id":"x","from":"a","ts":1,"body":1},{"seq":3,"id":"y","from":"b","ts":1,"body":1}]}"#;
+        core.on_text(page, 9_000);
+        assert_eq!(brief(&mut core), ["acked x 2", "message 3", "> msg.recv 3"]);
+        assert_eq!(core.unacknowledged(), 0);
+    }
+
+    #[test]
     fn final_codes_stop_and_a_drain_names_the_time() {
         let mut core = core();
         open(&mut core, 0);
@@ -789,6 +972,101 @@ mod tests {
         assert_eq!(brief(&mut core), ["stopped 4503"]);
         assert_eq!(core.next_due(), None);
         assert!(core.send("1".into(), Target::User("b".into()), Body::default(), 901).is_err());
+    }
+
+    fn room_push(offset: u64) -> String {
+        format!(r#"{{"type":"room.push","room":"r","offset":{offset},"from":"b","ts":1,"body":1}}"#)
+    }
+
+    /// Comes back and says what it asks for then.
+    fn comes_back(core: &mut Core, now: u64) -> Vec<String> {
+        core.on_closed(Some(1006), "", now);
+        core.on_time(core.next_due().unwrap());
+        core.on_opened("t", now);
+        core.take_outputs();
+        core.on_text(
+            r#"{"type":"connected","device_id":"d","ping_after_ms":45000,"close_after_ms":90000}"#,
+            now,
+        );
+        brief(core)
+    }
+
+    #[test]
+    fn rooms_are_joined_again_from_where_the_client_stands() {
+        let mut core = core();
+        core.join("r").unwrap();
+        assert!(core.send_in_room("r", Body::default()).is_err(), "not yet");
+        core.on_time(0);
+        core.on_opened("t", 0);
+        core.take_outputs();
+        core.on_text(
+            r#"{"type":"connected","device_id":"d","ping_after_ms":45000,"close_after_ms":90000}"#,
+            0,
+        );
+        assert_eq!(brief(&mut core), ["connected", "> room.join r"]);
+        core.on_text(r#"{"type":"room.joined","id":"~join1","room":"r","epoch":"e","offset":4,"recovered":false,"members":2}"#, 0);
+        core.on_text(&room_push(4), 0);
+        core.on_text(&room_push(5), 0);
+        let batch = r#"{"type":"room.batch","room":"r","messages":[{"offset":6,"from":"b","ts":1,"body":1},{"offset":7,"from":"b","ts":1,"body":1}]}"#;
+        core.on_text(batch, 0);
+        assert_eq!(brief(&mut core), ["joined r false", "r 5", "r 6", "r 7"]);
+        core.send_in_room("r", Body::default()).unwrap();
+        core.on_text(
+            r#"{"type":"error","code":"overloaded","message":"","id":"~room2","retry_after_ms":1}"#,
+            0,
+        );
+        assert_eq!(brief(&mut core), ["> room.send r", "failed ~room2 overloaded"]);
+        assert_eq!(comes_back(&mut core, 10)[1..], [r#"> room.join r {"epoch":"e","offset":7}"#]);
+        core.on_text(
+            r#"{"type":"room.joined","id":"~join3","room":"r","epoch":"e","offset":9,"recovered":true}"#,
+            10,
+        );
+        core.on_text(&room_push(8), 10);
+        core.on_text(&room_push(9), 10);
+        assert_eq!(brief(&mut core), ["joined r false", "r 8", "r 9"]);
+        comes_back(&mut core, 20);
+        core.on_text(
+            r#"{"type":"room.joined","id":"~join4","room":"r","epoch":"f","offset":2,"recovered":false}"#,
+            20,
+        );
+        core.on_text(&room_push(3), 20);
+        assert_eq!(brief(&mut core), ["joined r true", "r 3"]);
+        core.leave("r");
+        core.on_text(&room_push(4), 20);
+        core.on_text(r#"{"type":"ok","id":"~leave5"}"#, 20);
+        assert_eq!(brief(&mut core), ["> room.leave r"]);
+        assert_eq!(comes_back(&mut core, 30), ["connected"]);
+    }
+
+    #[test]
+    fn a_full_room_is_asked_again_and_a_closed_one_given_up() {
+        let mut core = core();
+        open(&mut core, 0);
+        core.join("full").unwrap();
+        core.join("closed").unwrap();
+        core.take_outputs();
+        core.on_text(
+            r#"{"type":"error","code":"overloaded","message":"","id":"~join1","retry_after_ms":500}"#,
+            0,
+        );
+        core.on_text(r#"{"type":"error","code":"forbidden","message":"","id":"~join2"}"#, 0);
+        assert_eq!(brief(&mut core), ["refused closed forbidden"]);
+        let due = core.next_due().unwrap();
+        assert!((500..=1000).contains(&due));
+        core.on_time(due);
+        assert_eq!(brief(&mut core), ["> room.join full"]);
+        assert_eq!(core.next_due(), Some(45_000));
+    }
+
+    #[test]
+    fn a_refused_client_waits_as_long_as_it_was_asked_to() {
+        let mut core = core();
+        core.on_time(0);
+        core.on_refused("429", Some(5_000), 10);
+        let due = core.next_due().unwrap();
+        assert!((5_010..=6_010).contains(&due), "{due}");
+        core.on_time(due);
+        assert!(brief(&mut core).contains(&"connect fresh=false".to_owned()));
     }
 
     #[test]

@@ -1,6 +1,9 @@
-//! Carries a [`Core`] out on tokio, over WebSocket (`ws://`) or TCP (`tcp://`).
+//! Carries a [`Core`] out on tokio, over WebSocket (`ws://`) or TCP (`tcp://`), with TLS (`wss://`, `tls://`) or without.
 
-use crate::core::{Body, Core, Event, Output, SendError, Settings, Target};
+use crate::{
+    core::{Body, Core, Event, Output, SendError, Settings, Target},
+    dial::{Address, Stream, Trust, TrustError},
+};
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::Value;
@@ -13,12 +16,11 @@ use std::{
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     sync::{mpsc, oneshot},
     time,
 };
 use tokio_tungstenite::{
-    MaybeTlsStream, WebSocketStream,
+    WebSocketStream,
     tungstenite::{self, protocol::WebSocketConfig},
 };
 
@@ -37,9 +39,11 @@ pub type TokenSource =
 
 #[derive(Clone)]
 pub struct Config {
-    /// `ws://host:port/ws` or `tcp://host:port`.
+    /// `ws://host:port/ws` or `tcp://host:port`, with TLS `wss://host:port/ws` or `tls://host:port`.
     pub url: String,
     pub token: TokenSource,
+    /// Whose certificates are taken for good; `None`: those that the system trusts.
+    pub trust: Option<Trust>,
     pub settings: Settings,
 }
 
@@ -55,14 +59,18 @@ impl Config {
         // Without a random source the delays are merely the same as another client's.
         let _ = getrandom::fill(&mut bytes);
         let settings = Settings { seed: u64::from_le_bytes(bytes), ..Settings::default() };
-        Self { url: url.to_owned(), token: source, settings }
+        Self { url: url.to_owned(), token: source, trust: None, settings }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("{0:?} is no address of a server; write ws://host:port/ws or tcp://host:port")]
+    #[error(
+        "{0:?} is no address of a server; write ws://host:port/ws or tcp://host:port, with TLS wss:// or tls://"
+    )]
     Url(String),
+    #[error(transparent)]
+    Trust(#[from] TrustError),
 }
 
 /// A running client. Cheap to clone; the client ends when the last clone and the events are dropped.
@@ -79,18 +87,23 @@ enum Command {
     Read { conversation_id: String, seq: u64 },
     Request { frame: Value, reply: oneshot::Sender<Value> },
     Positions { reply: oneshot::Sender<HashMap<String, u64>> },
+    Join { room: String, reply: oneshot::Sender<Result<(), SendError>> },
+    Leave { room: String },
+    SendInRoom { room: String, body: Body, reply: oneshot::Sender<Result<String, SendError>> },
 }
 
 /// Starts a client; it connects, and comes again, by itself.
-pub fn connect(config: Config) -> Result<(Client, Events), ConnectError> {
-    if !config.url.starts_with("ws://") && !config.url.starts_with("tcp://") {
-        return Err(ConnectError::Url(config.url));
+pub fn connect(mut config: Config) -> Result<(Client, Events), ConnectError> {
+    let Some(address) = Address::parse(&config.url) else { return Err(ConnectError::Url(config.url)) };
+    if address.is_secure && config.trust.is_none() {
+        config.trust = Some(Trust::system()?);
     }
     let (events, receiver) = mpsc::channel(EVENTS_MAX);
     let (commands, command_receiver) = mpsc::channel(COMMANDS_MAX);
     let core = Core::new(config.settings.clone());
     let driver = Driver {
         core,
+        address,
         config,
         events,
         began: Instant::now(),
@@ -136,6 +149,27 @@ impl Client {
         answer.await.map_err(|_| stopped())
     }
 
+    /// Joins a room, now and after each reconnect; `RoomJoined` or `RoomRefused` says what came of it.
+    pub async fn join(&self, room: &str) -> Result<(), SendError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Join { room: room.to_owned(), reply };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    pub async fn leave(&self, room: &str) -> Result<(), SendError> {
+        let command = Command::Leave { room: room.to_owned() };
+        self.commands.send(command).await.map_err(|_| stopped())
+    }
+
+    /// Sends in a room that the client is in, and returns the id that a refusal (`Failed`) would name.
+    pub async fn send_in_room(&self, room: &str, body: Body) -> Result<String, SendError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::SendInRoom { room: room.to_owned(), body, reply };
+        self.commands.send(command).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+
     /// Up to where each conversation was handed out.
     pub async fn positions(&self) -> Result<HashMap<String, u64>, SendError> {
         let (reply, answer) = oneshot::channel();
@@ -146,6 +180,7 @@ impl Client {
 
 struct Driver {
     core: Core,
+    address: Address,
     config: Config,
     events: mpsc::Sender<Event>,
     began: Instant,
@@ -155,8 +190,8 @@ struct Driver {
 }
 
 enum Socket {
-    Ws(Box<WebSocketStream<MaybeTlsStream<TcpStream>>>),
-    Tcp { stream: TcpStream, buffer: Vec<u8> },
+    Ws(Box<WebSocketStream<Stream>>),
+    Tcp { stream: Stream, buffer: Vec<u8> },
 }
 
 enum Incoming {
@@ -216,6 +251,12 @@ impl Driver {
                 if self.core.request(frame, id.clone()).is_ok() {
                     self.replies.insert(id, reply);
                 }
+            }
+            // Whoever asked may have gone.
+            Command::Join { room, reply } => drop(reply.send(self.core.join(&room))),
+            Command::Leave { room } => self.core.leave(&room),
+            Command::SendInRoom { room, body, reply } => {
+                drop(reply.send(self.core.send_in_room(&room, body)));
             }
             Command::Positions { reply } => {
                 let positions = self.core.positions().map(|(id, seq)| (id.to_owned(), seq)).collect();
@@ -287,38 +328,59 @@ impl Driver {
     async fn open(&mut self, fresh_token: bool) {
         let attempt = async {
             let token = (self.config.token)(fresh_token).await?;
-            let socket = Socket::open(&self.config.url).await?;
-            Ok::<_, String>((token, socket))
+            let socket = Socket::open(&self.address, &self.config).await?;
+            Ok::<_, NotOpened>((token, socket))
         };
-        let result =
-            time::timeout(CONNECT_TIMEOUT, attempt).await.unwrap_or_else(|_| Err("it takes too long".into()));
+        let result = time::timeout(CONNECT_TIMEOUT, attempt)
+            .await
+            .unwrap_or_else(|_| Err("it takes too long".to_owned().into()));
         let now = self.now();
         match result {
             Ok((token, socket)) => {
                 self.socket = Some(socket);
                 self.core.on_opened(&token, now);
             }
-            Err(reason) => self.core.on_closed(None, &reason, now),
+            Err(NotOpened { reason, retry_after_ms }) => self.core.on_refused(&reason, retry_after_ms, now),
         }
     }
 }
 
+/// Why there is no connection, and what the server asked for.
+struct NotOpened {
+    reason: String,
+    retry_after_ms: Option<u64>,
+}
+
+impl From<String> for NotOpened {
+    fn from(reason: String) -> Self {
+        Self { reason, retry_after_ms: None }
+    }
+}
+
+impl From<tungstenite::Error> for NotOpened {
+    fn from(error: tungstenite::Error) -> Self {
+        let retry_after_ms = match &error {
+            tungstenite::Error::Http(answer) => answer
+                .headers()
+                .get("retry-after")
+                .and_then(|seconds| seconds.to_str().ok()?.trim().parse::<u64>().ok())
+                .map(|seconds| seconds.saturating_mul(1000)),
+            _ => None,
+        };
+        Self { reason: error.to_string(), retry_after_ms }
+    }
+}
+
 impl Socket {
-    async fn open(url: &str) -> Result<Self, String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        match url.strip_prefix("tcp://") {
-            Some(address) => {
-                let stream = TcpStream::connect(address).await.map_err(|e| text(&e))?;
-                stream.set_nodelay(true).map_err(|e| text(&e))?;
-                Ok(Self::Tcp { stream, buffer: Vec::new() })
-            }
-            None => {
-                let config = WebSocketConfig::default().read_buffer_size(4096).write_buffer_size(4096);
-                let connected = tokio_tungstenite::connect_async_with_config(url, Some(config), true).await;
-                let (stream, _) = connected.map_err(|e| text(&e))?;
-                Ok(Self::Ws(Box::new(stream)))
-            }
+    async fn open(address: &Address, config: &Config) -> Result<Self, NotOpened> {
+        let stream = address.dial(config.trust.as_ref()).await.map_err(|error| error.to_string())?;
+        if !address.is_web_socket {
+            return Ok(Self::Tcp { stream, buffer: Vec::new() });
         }
+        let sizes = WebSocketConfig::default().read_buffer_size(4096).write_buffer_size(4096);
+        let (stream, _) =
+            tokio_tungstenite::client_async_with_config(&config.url, stream, Some(sizes)).await?;
+        Ok(Self::Ws(Box::new(stream)))
     }
 
     /// The next message. Dropping the future loses nothing.

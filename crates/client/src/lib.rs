@@ -5,9 +5,12 @@
 
 pub mod backoff;
 pub mod core;
+mod dial;
 mod driver;
 mod outbox;
+mod rooms;
 mod timeline;
 
-pub use crate::core::{Body, Event, Message, SendError};
+pub use crate::core::{Body, Event, Message, RoomMessage, SendError};
+pub use dial::{Trust, TrustError};
 pub use driver::{Client, Config, ConnectError, Events, TokenSource, connect};

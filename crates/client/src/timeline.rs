@@ -13,6 +13,9 @@ pub(crate) enum Need {
     Newest,
 }
 
+/// Numbers of own messages that are remembered while nothing is known of the others.
+const OWN_KEPT: usize = 256;
+
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     /// Up to here everything was handed out; none before anything is known.
@@ -35,15 +38,30 @@ impl Timeline {
 
     /// A push, or the number of an own message.
     pub fn on_message(&mut self, seq: u64, message: Option<Message>) {
-        if self.position.is_none() && (seq == 1 || (message.is_some() && self.newest == 0)) {
-            // Nothing was announced below a push: the device had everything before. An acknowledgement says nothing
-            // of that kind, it may come before what waits is announced.
-            self.position = Some(seq - 1);
+        if self.position.is_none() {
+            if message.is_none() && seq > 1 {
+                // An acknowledgement may come before the notice of what lies below it.
+                self.ahead.insert(seq, None);
+                if self.ahead.len() > OWN_KEPT {
+                    self.ahead.pop_first();
+                }
+                return;
+            }
+            if self.newest == 0 {
+                // Pushes come behind the notices, and nothing was announced: the device had everything before.
+                self.begin_at(seq - 1);
+            }
         }
         self.newest = self.newest.max(seq);
-        if Some(seq) > self.position || self.position.is_none() {
+        if Some(seq) > self.position {
             self.ahead.entry(seq).or_insert(message);
         }
+    }
+
+    fn begin_at(&mut self, position: u64) {
+        self.position = Some(position);
+        self.ahead = self.ahead.split_off(&(position + 1));
+        self.newest = self.newest.max(self.ahead.keys().next_back().copied().unwrap_or(0));
     }
 
     /// Something up to `last` waits; numbers below `first` are not for this user.
@@ -63,9 +81,7 @@ impl Timeline {
             return;
         }
         if newest_page {
-            let first_known = messages.first().map_or(first.max(1), |m| m.seq);
-            self.position = Some(first_known - 1);
-            self.ahead.retain(|seq, _| Some(*seq) > self.position);
+            self.begin_at(messages.first().map_or(first.max(1), |m| m.seq) - 1);
         }
         self.skip_below(first);
         if messages.is_empty() && !more && self.position < Some(self.newest) && !newest_page {
@@ -192,12 +208,47 @@ mod tests {
     }
 
     #[test]
+    fn what_was_announced_is_fetched_although_an_own_message_is_acknowledged_before() {
+        for notice_first in [true, false] {
+            let mut timeline = Timeline::default();
+            if notice_first {
+                timeline.on_notice(1, 1);
+                assert_eq!(timeline.need(), Need::Newest);
+                timeline.on_message(2, None);
+            } else {
+                timeline.on_message(2, None);
+                assert_eq!(timeline.need(), Need::Nothing);
+                timeline.on_notice(1, 1);
+                assert_eq!(timeline.need(), Need::Newest);
+            }
+            assert_eq!((taken(&mut timeline), timeline.take_news()), (vec![], None));
+            timeline.on_page(1, vec![message(1), message(2)], false);
+            assert_eq!((taken(&mut timeline), timeline.position()), (vec![1], Some(2)));
+        }
+    }
+
+    #[test]
+    fn a_push_behind_own_messages_begins_the_conversation() {
+        let mut timeline = Timeline::default();
+        timeline.on_message(7, None);
+        timeline.on_message(8, Some(message(8)));
+        timeline.on_message(10, None);
+        timeline.on_message(9, Some(message(9)));
+        assert_eq!(
+            (taken(&mut timeline), timeline.position(), timeline.need()),
+            (vec![8, 9], Some(10), Need::Nothing)
+        );
+    }
+
+    #[test]
     fn own_messages_fill_their_numbers() {
         let mut timeline = Timeline::default();
         timeline.on_message(1, None);
         timeline.on_message(2, Some(message(2)));
-        assert_eq!(taken(&mut timeline), [2]);
-        assert_eq!(timeline.position(), Some(2));
+        timeline.on_message(3, None);
+        timeline.on_message(4, Some(message(4)));
+        assert_eq!(taken(&mut timeline), [2, 4]);
+        assert_eq!(timeline.position(), Some(4));
     }
 
     #[test]

@@ -100,7 +100,7 @@ mod tests {
 
     fn open(same_device: SameDevice) -> Open {
         let (user, device) = (UserId::trusted("u"), DeviceId::trusted("d"));
-        Open { user, device, class: None, channel: None, resume: None, same_device }
+        Open { user, device, class: None, channel: None, session: "s".into(), resume: None, same_device }
     }
 
     #[test]

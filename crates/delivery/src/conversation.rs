@@ -1,7 +1,10 @@
 //! A conversation in memory: what is committed of it, and how positions move.
 
 use crate::{limits, persist::ConversationState};
-use bowline_protocol::{Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId, frame::Role};
+use bowline_protocol::{
+    Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId,
+    frame::{ReceiptKind, Role},
+};
 use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
 
@@ -16,8 +19,12 @@ pub(crate) struct Conversation {
     pub meta: Option<Bytes>,
     pub last: Seq,
     pub last_ts: Millis,
+    /// Up to here the messages are gone; the members are lifted to it.
+    pub floor: Seq,
     pub members: HashMap<UserId, Member, ahash::RandomState>,
     pub tail: Tail,
+    /// How many members have the message that receipts counted last: delivered, read.
+    there: [Option<There>; 2],
     /// Entries in the queue or in flight; such a conversation stays in memory.
     pub pending: u32,
     pub touched: Millis,
@@ -46,8 +53,10 @@ impl Conversation {
             meta: state.meta,
             last: state.last,
             last_ts: state.last_ts,
+            floor: state.floor,
             members,
             tail,
+            there: [None, None],
             pending: 0,
             touched: now,
         }
@@ -61,8 +70,10 @@ impl Conversation {
             meta: None,
             last: 0,
             last_ts: 0,
+            floor: 0,
             members: HashMap::with_hasher(hasher),
             tail: Tail::new(0),
+            there: [None, None],
             pending: 0,
             touched: now,
         }
@@ -74,6 +85,57 @@ impl Conversation {
         conversation.members.insert(a, new_member(Role::Member, 1));
         conversation.members.insert(b, new_member(Role::Member, 1));
         conversation
+    }
+}
+
+/// Members that have a message, so that not all of them are asked for each receipt.
+#[derive(Debug)]
+struct There {
+    seq: Seq,
+    /// Whoever sent it has it, and is no recipient.
+    sender: Option<UserId>,
+    count: u32,
+}
+
+impl There {
+    fn counts(&self, kind: usize, user: &UserId, member: &Member) -> bool {
+        [member.delivered, member.read][kind] >= self.seq && self.sender.as_ref() != Some(user)
+    }
+}
+
+impl Conversation {
+    /// Puts or removes a member.
+    pub fn put_member(&mut self, user: UserId, member: Option<Member>) {
+        let before = self.members.get(&user);
+        for (kind, there) in self.there.iter_mut().enumerate() {
+            let Some(there) = there else { continue };
+            let counts = |member: Option<&Member>| member.is_some_and(|m| there.counts(kind, &user, m));
+            let (was, is) = (counts(before), counts(member.as_ref()));
+            there.count = there.count + u32::from(is) - u32::from(was);
+        }
+        match member {
+            Some(member) => self.members.insert(user, member),
+            None => self.members.remove(&user),
+        };
+    }
+
+    /// The messages up to `floor` are gone.
+    pub fn lift(&mut self, floor: Seq) {
+        self.floor = floor;
+        self.members.values_mut().for_each(|member| member.lift(floor));
+        self.there = [None, None];
+    }
+
+    /// How many members, its sender aside, have this message, or have read it.
+    pub fn count_there(&mut self, kind: ReceiptKind, seq: Seq) -> u32 {
+        let kind = usize::from(kind == ReceiptKind::Read);
+        if let Some(there) = self.there[kind].as_ref().filter(|there| there.seq == seq) {
+            return there.count;
+        }
+        let sender = self.tail.entry(seq).map(|entry| entry.from.clone());
+        let mut there = There { seq, sender, count: 0 };
+        there.count = self.members.iter().filter(|(user, m)| there.counts(kind, user, m)).count() as u32;
+        self.there[kind].insert(there).count
     }
 }
 

@@ -26,8 +26,8 @@ pub(crate) enum Known {
     /// The same is on its way; the asker waits with the first one.
     Waits,
     Stored(Receipt),
-    /// The id was used for something else.
-    Conflict,
+    /// The id was used for something else; where that was stored, when it is.
+    Conflict(Option<Receipt>),
 }
 
 /// Identifies what the sender sent: the conversation and the body as it came. Stored with the message.
@@ -79,7 +79,16 @@ impl Dedupe {
             Some(Entry::Stored(receipt)) if receipt.conversation == *conversation && receipt.hash == hash => {
                 Known::Stored(receipt.clone())
             }
-            Some(_) => Known::Conflict,
+            Some(Entry::Stored(receipt)) => Known::Conflict(Some(receipt.clone())),
+            Some(Entry::Pending { .. }) => Known::Conflict(None),
+        }
+    }
+
+    /// Its message is gone and its time is over: it may be used anew.
+    pub fn forget(&mut self, sender: &UserId, id: &MessageId) {
+        let key = self.key(sender, id);
+        if matches!(self.entries.get(&key), Some(Entry::Stored(_))) {
+            self.entries.remove(&key);
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::{
     Core, Now, Slot,
     batch::{Incoming, Moved},
+    flight::Flight,
     limits,
     persist::{Message, Query},
     reads::ReadPurpose,
@@ -13,6 +14,7 @@ use bowline_protocol::{
     Body, ConversationId, DeviceId, Frame, MessageId, Millis, Seq, ServerFrame, UserId,
     frame::{ReceiptKind, encode_push},
 };
+use indexmap::IndexSet;
 
 /// A message that has just become durable.
 pub(crate) struct Stored<'a> {
@@ -44,12 +46,18 @@ impl Core {
         let mut frame: Option<Frame> = None;
         let mut keys: Vec<ConnKey> = Vec::new();
         let (timeout, mut armed) = (self.config.ack_timeout_ms, Vec::new());
-        for (user_id, member) in &conversation.members {
-            // Whoever joined, or cleared, behind it in the same transaction does not see it.
-            if seq < member.first {
-                continue;
-            }
-            let Some(user) = self.users.get_mut(user_id) else { continue };
+        // Whichever are fewer, members or connected users, are looked up among the others. Whoever joined, or cleared,
+        // behind it in the same transaction does not see it.
+        let (members, users) = (&conversation.members, &self.users);
+        let online: Vec<usize> = if users.len() < members.len() {
+            let sees = |(_, user): &(usize, &UserId)| members.get(*user).is_some_and(|m| m.first <= seq);
+            users.keys().enumerate().filter(sees).map(|(index, _)| index).collect()
+        } else {
+            let seeing = members.iter().filter(|(_, member)| member.first <= seq);
+            seeing.filter_map(|(user, _)| users.get_index_of(user)).collect()
+        };
+        for index in online {
+            let Some((user_id, user)) = self.users.get_index_mut(index) else { continue };
             for device in &mut user.devices {
                 let own = incoming.user == *user_id && incoming.device.as_ref() == Some(&device.id);
                 let mut is_pushed = false;
@@ -59,7 +67,7 @@ impl Core {
                     });
                     let Some(conn) = self.conns.get_mut(key) else { continue };
                     match &mut conn.sync {
-                        Some(sync) if sync.held.len() < limits::HELD_PUSHES_MAX => {
+                        Some(sync) if !sync.overflowed && sync.held.len() < limits::HELD_PUSHES_MAX => {
                             let (conversation, frame) = (id.clone(), frame.clone());
                             sync.held.push(Held { conversation, seq, own: incoming.user == *user_id, frame });
                         }
@@ -73,7 +81,7 @@ impl Core {
                 if is_pushed && !own {
                     let flight = device.flight(id);
                     flight.on_pushed(seq, now.mono);
-                    if !std::mem::replace(&mut flight.armed, true) {
+                    if flight.arm(now.mono + timeout) {
                         armed.push((user_id.clone(), device.id.clone()));
                     }
                 }
@@ -110,6 +118,7 @@ impl Core {
         user_id: UserId,
         device_id: DeviceId,
         conversation: ConversationId,
+        at: Millis,
         now: Now,
     ) {
         let (timeout, repeats_max) = (self.config.ack_timeout_ms, self.config.max_redeliveries);
@@ -117,9 +126,18 @@ impl Core {
         let Some(device) = user.device_mut(&device_id) else { return };
         let congested = device.conns.iter().any(|k| self.conns.get(k).is_some_and(|c| c.congested));
         let Some(index) = device.flights.iter().position(|f| f.conversation == conversation) else { return };
-        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it.
-        let above_gap = device.is_announced_above(&conversation, 0);
+        let floor = match self.conversations.get(&conversation) {
+            Some(Slot::Ready(conversation)) => conversation.floor,
+            _ => 0,
+        };
+        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it. A gap
+        // that retention has taken is none.
+        let above_gap = device.is_announced_above(&conversation, floor);
         let flight = &mut device.flights[index];
+        if !flight.take_timer(at) {
+            return;
+        }
+        flight.drop_up_to(floor);
         if congested {
             flight.restart(now.mono);
         }
@@ -128,6 +146,7 @@ impl Core {
             device.flights.swap_remove(index);
             return;
         };
+        flight.arm(next);
         let (user, device) = (user_id.clone(), device_id.clone());
         self.timers.arm(next, Timer::Flight { user, device, conversation: conversation.clone() });
         if above_gap {
@@ -151,7 +170,9 @@ impl Core {
                 Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {
                 }
                 Some(entry) => match &entry.body {
-                    Some(body) => frames.push(again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)),
+                    Some(body) => {
+                        frames.push((seq, again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)));
+                    }
                     None => return self.read_repeat(repeat),
                 },
                 None => return self.read_repeat(repeat),
@@ -176,9 +197,11 @@ impl Core {
     pub(crate) fn on_repeat_found(&mut self, mut repeat: Repeat, messages: Vec<Message>) {
         let Some(last) = messages.last().map(|m| m.seq) else { return };
         let own = |m: &Message| m.from == repeat.user && m.device.as_ref() == Some(&repeat.device);
-        let frames =
-            messages.iter().filter(|m| !own(m)).map(|m| again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body));
-        let frames: Vec<Frame> = frames.collect();
+        let frames = messages
+            .iter()
+            .filter(|m| !own(m))
+            .map(|m| (m.seq, again(&repeat, m.seq, &m.id, &m.from, m.ts, &m.body)));
+        let frames = frames.collect();
         self.push_again(&repeat, frames);
         if last < repeat.to
             && self.users.get(&repeat.user).is_some_and(|u| u.device(&repeat.device).is_some())
@@ -188,18 +211,17 @@ impl Core {
         }
     }
 
-    fn push_again(&mut self, repeat: &Repeat, frames: Vec<Frame>) {
-        // Removed, or cleared, or received meanwhile: then it is not wanted any more.
+    fn push_again(&mut self, repeat: &Repeat, frames: Vec<(Seq, Frame)>) {
+        // Removed, or cleared, or received meanwhile, all of it or its beginning: then it is not wanted any more.
         let Some(device) = self.users.get(&repeat.user).and_then(|u| u.device(&repeat.device)) else {
             return;
         };
-        if !device.flights.iter().any(|f| f.conversation == repeat.conversation && !f.is_empty()) {
-            return;
-        }
+        let flight = device.flights.iter().find(|f| f.conversation == repeat.conversation);
+        let Some(first) = flight.and_then(Flight::first) else { return };
         // A connection that was not told yet what waits hears of it by that.
         let is_synced = |key: &ConnKey| self.conns.get(key).is_some_and(|conn| conn.sync.is_none());
         let keys: Vec<ConnKey> = device.conns.iter().copied().filter(is_synced).collect();
-        for frame in frames {
+        for (_, frame) in frames.into_iter().filter(|(seq, _)| *seq >= first) {
             self.counters.redeliveries += 1;
             self.broadcast(&keys, &frame);
         }
@@ -215,21 +237,12 @@ impl Core {
     /// Receipts for positions that are durable now: to the senders of what they cover, and of reading also to
     /// the reader's other devices.
     pub(crate) fn send_receipts(&mut self, moved: Vec<Moved>, now: Now) {
-        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, Vec<UserId>)> = Vec::new();
+        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, IndexSet<UserId>)> = Vec::new();
         for Moved { conversation: id, user, device, delivered, read } in moved {
             let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
             let named = conversation.members.len() <= limits::NAMED_RECEIPTS_MEMBERS_MAX;
             for (kind, moved) in [(ReceiptKind::Delivered, delivered), (ReceiptKind::Read, read)] {
                 let Some((seq, senders)) = moved else { continue };
-                let frame = ServerFrame::MsgReceipt {
-                    conversation_id: &id,
-                    seq,
-                    user_id: Some(&user),
-                    count: None,
-                    kind,
-                    ts: now.wall,
-                }
-                .encode();
                 let mut keys = Vec::new();
                 if kind == ReceiptKind::Read {
                     let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
@@ -243,41 +256,51 @@ impl Core {
                     match counted.iter_mut().find(|(c, k, ..)| *c == id && *k == kind) {
                         Some((_, _, max, to)) => {
                             *max = seq.max(*max);
-                            to.extend(senders.into_iter().filter(|s| !to.contains(s)).collect::<Vec<_>>());
+                            to.extend(senders);
                         }
-                        None => counted.push((id.clone(), kind, seq, senders)),
+                        None => counted.push((id.clone(), kind, seq, senders.into_iter().collect())),
                     }
                 }
-                self.counters.receipts += keys.len() as u64;
-                self.broadcast(&keys, &frame);
+                self.send_receipt(&keys, &id, (kind, seq), Some(&user), None, now);
             }
         }
         for (id, kind, seq, senders) in counted {
-            let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
-            // Whoever sent it has it, and is no recipient.
-            let sender = conversation.tail.entry(seq).map(|entry| &entry.from);
-            let there = conversation.members.iter().filter(|(user, m)| {
-                let position = if kind == ReceiptKind::Delivered { m.delivered } else { m.read };
-                position >= seq && Some(*user) != sender
-            });
-            let count = there.count() as u32;
-            let frame = ServerFrame::MsgReceipt {
-                conversation_id: &id,
-                seq,
-                user_id: None,
-                count: Some(count),
-                kind,
-                ts: now.wall,
-            }
-            .encode();
             let keys = self.conns_of(&senders);
-            self.counters.receipts += keys.len() as u64;
-            self.broadcast(&keys, &frame);
+            let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&id) else { continue };
+            if !keys.is_empty() {
+                let count = conversation.count_there(kind, seq);
+                self.send_receipt(&keys, &id, (kind, seq), None, Some(count), now);
+            }
         }
     }
 
-    fn conns_of(&self, users: &[UserId]) -> Vec<ConnKey> {
-        let devices = users.iter().filter_map(|u| self.users.get(u)).flat_map(|u| &u.devices);
+    fn send_receipt(
+        &mut self,
+        keys: &[ConnKey],
+        conversation_id: &ConversationId,
+        (kind, seq): (ReceiptKind, Seq),
+        user_id: Option<&UserId>,
+        count: Option<u32>,
+        now: Now,
+    ) {
+        if keys.is_empty() {
+            return;
+        }
+        let frame = ServerFrame::MsgReceipt {
+            conversation_id,
+            seq,
+            user_id: user_id.map(|u| &**u),
+            count,
+            kind,
+            ts: now.wall,
+        }
+        .encode();
+        self.counters.receipts += keys.len() as u64;
+        self.broadcast(keys, &frame);
+    }
+
+    fn conns_of<'a>(&self, users: impl IntoIterator<Item = &'a UserId>) -> Vec<ConnKey> {
+        let devices = users.into_iter().filter_map(|u| self.users.get(u)).flat_map(|u| &u.devices);
         devices.flat_map(|d| d.conns.iter().copied()).collect()
     }
 }

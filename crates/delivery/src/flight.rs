@@ -21,21 +21,49 @@ pub(crate) struct Range {
 pub(crate) struct Flight {
     pub conversation: ConversationId,
     ranges: VecDeque<Range>,
-    /// A timer of the core will look at this flight.
-    pub armed: bool,
+    /// When a timer of the core will look at this flight; 0 when none will.
+    armed_for: Millis,
 }
 
 impl Flight {
     pub fn new(conversation: ConversationId) -> Self {
-        Self { conversation, ranges: VecDeque::new(), armed: false }
+        Self { conversation, ranges: VecDeque::new(), armed_for: 0 }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
+    /// Whether a timer is to be set for this time: none is.
+    pub fn arm(&mut self, at: Millis) -> bool {
+        let is_first = self.armed_for == 0;
+        if is_first {
+            self.armed_for = at.max(1);
+        }
+        is_first
+    }
+
+    /// A timer that was set for this time is here. One of an earlier flight is not for this one.
+    pub fn take_timer(&mut self, at: Millis) -> bool {
+        let is_mine = self.armed_for == at.max(1);
+        if is_mine {
+            self.armed_for = 0;
+        }
+        is_mine
+    }
+
+    /// The newest number that was pushed and is not acknowledged.
+    pub fn last(&self) -> Option<Seq> {
+        self.ranges.back().map(|range| range.to)
+    }
+
+    /// The first number that is waited for.
+    pub fn first(&self) -> Option<Seq> {
+        self.ranges.front().map(|range| range.from)
     }
 
     /// A first push was written.
     pub fn on_pushed(&mut self, seq: Seq, now: Millis) {
+        // Pushed to another connection of the device as well.
+        if self.last().is_some_and(|last| seq <= last) {
+            return;
+        }
         if let Some(last) = self.ranges.back_mut()
             && last.attempts == 0
             && last.to < seq
@@ -49,6 +77,13 @@ impl Flight {
 
     /// Everything up to `seq` has arrived.
     pub fn on_received(&mut self, seq: Seq, now: Millis) {
+        if self.drop_up_to(seq) {
+            self.restart(now);
+        }
+    }
+
+    /// What lies up to `seq` is not to be pushed again. Returns whether anything did.
+    pub fn drop_up_to(&mut self, seq: Seq) -> bool {
         let before = self.ranges.front().map(|r| r.from);
         while self.ranges.front().is_some_and(|r| r.to <= seq) {
             self.ranges.pop_front();
@@ -58,9 +93,7 @@ impl Flight {
         {
             first.from = seq + 1;
         }
-        if before.is_some_and(|from| from <= seq) {
-            self.restart(now);
-        }
+        before.is_some_and(|from| from <= seq)
     }
 
     /// The timers start again.
@@ -117,7 +150,7 @@ mod tests {
         }
         assert_eq!(at, [10, 30, 70]);
         assert!(flight.take_due(150, 10, 3).is_empty());
-        assert!(flight.is_empty());
+        assert_eq!(flight.first(), None);
     }
 
     #[test]
@@ -128,8 +161,9 @@ mod tests {
         flight.on_received(2, 900);
         assert_eq!(flight.due(1000), Some(1250), "an older number is no progress");
         assert_eq!(seqs(&flight.take_due(1250, 1000, 3)), [(5, 5)]);
+        assert_eq!(flight.first(), Some(5));
         flight.on_received(5, 1300);
-        assert!(flight.is_empty());
+        assert_eq!(flight.first(), None);
     }
 
     #[test]

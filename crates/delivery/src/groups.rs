@@ -12,12 +12,13 @@ use crate::{
     reads::Deferred,
 };
 use bowline_protocol::{
-    ConversationId, ErrorCode, ServerFrame, UserId,
+    ConversationId, ErrorCode, Frame, ServerFrame, UserId,
     error::Refusal,
     frame::{self, Role},
     ids::GroupId,
 };
 use bytes::Bytes;
+use serde_json::value::RawValue;
 
 /// A group to be made, as it was asked for.
 pub(crate) struct Create {
@@ -121,6 +122,7 @@ impl Core {
             entry.members.iter().map(|(u, role)| (u.clone(), new_member(*role, 1))).collect();
         let mut staged = Staged {
             last_ts: now.wall,
+            member_count: members.len(),
             exists: true,
             created: true,
             name: Some(entry.name.clone()),
@@ -219,12 +221,12 @@ impl Core {
         let id = &entry.conversation;
         let mut ledger = forming.batch.ledger;
         let staged = forming.stage(id, conversation);
-        let mut to: Vec<UserId> = conversation.members.keys().cloned().collect();
-        to.extend(staged.touched.iter().cloned());
-        to.extend(users.iter().cloned());
-        to.sort();
-        to.dedup();
-        to.retain(|user| staged.member(user, conversation).is_some() || users.contains(user));
+        // Each once: the members so far, those who joined since, and those whom it touches.
+        let was_member = |user: &&UserId| conversation.members.contains_key(*user);
+        let joined = staged.touched.iter().filter(|user| !was_member(user));
+        let mut to: Vec<UserId> = conversation.members.keys().chain(joined).cloned().collect();
+        to.retain(|user| staged.is_member(user, conversation));
+        to.extend(users.iter().filter(|user| !staged.is_member(user, conversation)).cloned());
         let mut announcement = Announcement {
             conversation: id.clone(),
             change,
@@ -238,21 +240,22 @@ impl Core {
         match &entry.change {
             Change::Add(_) => {
                 for user in &announcement.users {
-                    staged.put_member(user, Some(new_member(Role::Member, staged.last + 1)));
+                    let member = new_member(Role::Member, staged.last + 1);
+                    staged.put_member(user, Some(member), conversation);
                 }
             }
             Change::Remove(_) | Change::Leave => {
                 for user in &announcement.users {
                     if let Some(member) = staged.member(user, conversation) {
-                        expire(&mut ledger, member, staged.last);
+                        expire(&mut ledger, &member, staged.last);
                     }
-                    staged.put_member(user, None);
+                    staged.put_member(user, None, conversation);
                 }
             }
             Change::Role(user, role) => {
                 if let Some(member) = staged.member(user, conversation) {
-                    let member = Member { role: *role, ..member.clone() };
-                    staged.put_member(user, Some(member));
+                    let member = Member { role: *role, ..member };
+                    staged.put_member(user, Some(member), conversation);
                 }
             }
             Change::Rename { name, meta } => {
@@ -268,7 +271,7 @@ impl Core {
             Change::Delete => {
                 for user in &announcement.to {
                     if let Some(member) = staged.member(user, conversation) {
-                        expire(&mut ledger, member, staged.last);
+                        expire(&mut ledger, &member, staged.last);
                     }
                 }
                 announcement.users = Vec::new();
@@ -284,16 +287,28 @@ impl Core {
 
     pub(crate) fn announce(&mut self, announcement: Announcement) {
         let Announcement { conversation, change, by, users, name, meta, to } = announcement;
-        let meta = meta.as_ref().and_then(|text| serde_json::from_slice(text).ok());
-        let frame = ServerFrame::ConversationChanged {
-            conversation_id: &conversation,
-            change,
-            by: by.as_deref(),
-            users: (!users.is_empty()).then_some(&users[..]),
-            name: name.as_deref(),
-            meta,
-        }
-        .encode();
+        let meta: Option<&RawValue> = meta.as_ref().and_then(|text| serde_json::from_slice(text).ok());
+        let frame = |users: &[UserId], meta| {
+            ServerFrame::ConversationChanged {
+                conversation_id: &conversation,
+                change,
+                by: by.as_deref(),
+                users: (!users.is_empty()).then_some(users),
+                name: name.as_deref(),
+                meta,
+            }
+            .encode()
+        };
+        // What does not fit into a frame is left out; members can be told apart by the messages that come.
+        let bytes_max = self.config.frame_bytes_max + frame::SERVER_FIELDS_BYTES;
+        let fits = |frame: &Frame| frame.json.len() <= bytes_max;
+        let candidates = [(&users[..], meta), (&[], meta), (&[], None)];
+        let frame = candidates.into_iter().map(|(users, meta)| frame(users, meta)).find(fits);
+        let frame = frame.unwrap_or_else(|| {
+            let (conversation_id, by) = (&*conversation, None);
+            let (users, name, meta) = (None, None, None);
+            ServerFrame::ConversationChanged { conversation_id, change, by, users, name, meta }.encode()
+        });
         let mut keys = Vec::new();
         for device in to.iter().filter_map(|user| self.users.get(user)).flat_map(|user| &user.devices) {
             keys.extend_from_slice(&device.conns);
@@ -343,13 +358,13 @@ fn plan_change(
     {
         return Err(not_allowed("the owner and admins"));
     }
-    let is_member = |user: &UserId| staged.member(user, conversation).is_some();
+    let is_member = |user: &UserId| staged.is_member(user, conversation);
     Ok(match &entry.change {
         Change::Add(users) => {
             let mut new: Vec<UserId> = users.iter().filter(|user| !is_member(user)).cloned().collect();
             new.sort();
             new.dedup();
-            let count = staged.member_count(conversation) + new.len();
+            let count = staged.member_count + new.len();
             if count > members_max {
                 let message = format!("{id} would have {count} members; it takes at most {members_max}");
                 return Err(Refusal::new(ErrorCode::TooLarge, message));

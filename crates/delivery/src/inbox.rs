@@ -5,19 +5,26 @@
 
 use crate::{
     Core, Now, Slot,
-    batch::{Entry, widen},
+    batch::Entry,
     limits,
     persist::{Device, Query, Waiting},
+    positions,
     reads::ReadPurpose,
-    timers::Timer,
     users::ConnKey,
 };
-use bowline_protocol::{DeviceId, ServerFrame, UserId, frame::Notice};
-use std::sync::Arc;
+use bowline_protocol::{
+    ConversationId, DeviceId, Seq, ServerFrame, UserId,
+    frame::{Notice, SERVER_FIELDS_BYTES},
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 impl Core {
     pub(crate) fn begin_sync(&mut self, key: ConnKey) {
-        let Some(conn) = self.conns.get(&key) else { return };
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        conn.sync.get_or_insert_default().is_looking = true;
         let purpose = ReadPurpose::Sync { key, login: conn.login };
         self.read_behind_writes(purpose);
     }
@@ -36,15 +43,23 @@ impl Core {
         now: Now,
     ) {
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
+        let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        conn.sync.iter_mut().for_each(|sync| sync.is_looking = false);
+        let is_resuming = conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
+            if is_resuming {
+                return self.give_up_resume(key);
+            }
             conn.sync = Some(Box::default());
             return self.begin_sync(key);
         }
-        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
-        let (user_id, device_id) = (conn.user.clone(), conn.device.clone());
+        let held: Vec<(ConversationId, Seq, bool)> = conn.sync.as_ref().map_or(Vec::new(), |sync| {
+            sync.held.iter().map(|h| (h.conversation.clone(), h.seq, h.own)).collect()
+        });
         self.learn_devices(&user_id, &device_id, devices, now);
 
         let mut notices = Vec::new();
+        let mut ranges = VecDeque::new();
         for row in waiting {
             let Waiting { conversation, first, mut last, position, mut unread } = row;
             // What is durable already and not known to be is pushed once it is.
@@ -52,14 +67,14 @@ impl Core {
                 last = committed;
                 unread = unread.saturating_sub(others);
             }
-            if let Some(pushed) = held.iter().filter(|h| h.conversation == conversation).map(|h| h.seq).min()
-            {
-                let covered =
-                    |h: &&crate::users::Held| h.conversation == conversation && h.seq <= last && !h.own;
+            if let Some(pushed) = held.iter().filter(|h| h.0 == conversation).map(|h| h.1).min() {
+                let covered = |h: &&(ConversationId, Seq, bool)| h.0 == conversation && h.1 <= last && !h.2;
                 unread = unread.saturating_sub(held.iter().filter(covered).count() as u64);
                 last = last.min(pushed - 1);
             }
             if last > position {
+                let from = first.max(position + 1);
+                ranges.extend((from <= last).then(|| (conversation.clone(), from, last)));
                 notices.push(Notice {
                     conversation_id: conversation,
                     last_seq: last,
@@ -68,15 +83,16 @@ impl Core {
                 });
             }
         }
-        let pages = notices.chunks(limits::NOTICES_PER_PAGE);
-        let count = pages.len();
-        let pages: Vec<_> = pages.map(<[Notice]>::to_vec).collect();
-        for (index, page) in pages.into_iter().enumerate() {
-            let frame = ServerFrame::SyncNotice { conversations: &page, more: index + 1 < count }.encode();
+        if is_resuming {
+            return self.plan_resume(key, login, ranges, now);
+        }
+        let bytes_max = self.config.frame_bytes_max + SERVER_FIELDS_BYTES;
+        let pages = pages(&notices, bytes_max);
+        for (index, page) in pages.iter().enumerate() {
+            let more = index + 1 < pages.len();
+            let frame = ServerFrame::SyncNotice { conversations: page, more }.encode();
             self.broadcast(&[key], &frame);
         }
-
-        let timeout = self.config.ack_timeout_ms;
         let Some(device) = self.users.get_mut(&user_id).and_then(|u| u.device_mut(&device_id)) else {
             return;
         };
@@ -84,22 +100,10 @@ impl Core {
             device.announced.retain(|(c, _)| *c != notice.conversation_id);
             device.announced.push((notice.conversation_id, notice.last_seq));
         }
-        let mut armed = Vec::new();
-        for held in &held {
-            let flight = device.flight(&held.conversation);
-            flight.on_pushed(held.seq, now.mono);
-            if !std::mem::replace(&mut flight.armed, true) {
-                armed.push(held.conversation.clone());
-            }
-        }
-        for conversation in armed {
-            let (user, device) = (user_id.clone(), device_id.clone());
-            self.timers.arm(now.mono + timeout, Timer::Flight { user, device, conversation });
-        }
-        self.counters.pushes += held.len() as u64;
-        for held in held {
-            self.broadcast(&[key], &held.frame);
-        }
+        let Some(conn) = self.conns.get_mut(&key) else { return };
+        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
+        let pushes = held.into_iter().map(|held| (held.conversation, held.seq, held.frame)).collect();
+        self.push_to(key, (&user_id, &device_id), pushes, now);
     }
 
     /// Notes which devices a user has; one that is new is stored, and the oldest gives way when there are too
@@ -112,7 +116,10 @@ impl Core {
         };
         self.unstored_devices.retain(|(user, device)| !is_stored(user, device));
         let class = user.device(device_id).and_then(|d| d.class);
-        let changed = devices.iter().any(|d| d.device == *device_id && class.is_some() && d.class != class);
+        let differs = |d: &Device| class.is_some() && d.class != class;
+        let unseen = |d: &Device| d.last_seen + limits::SEEN_COARSE_MS < now.wall;
+        let changed = devices.iter().any(|d| d.device == *device_id && (differs(d) || unseen(d)));
+        let class = class.or(devices.iter().find(|d| d.device == *device_id).and_then(|d| d.class));
         let mut forgotten = Vec::new();
         if is_new {
             devices.sort_by_key(|d| d.last_seen);
@@ -135,7 +142,7 @@ impl Core {
             self.enqueue(Entry::ForgetDevice { asker: None, user: user_id.clone(), device });
         }
         if is_new {
-            widen(&mut self.positions, user_id, device_id);
+            positions::widen(&mut self.positions, user_id, device_id);
         }
         if is_new || changed {
             let (user, device) = (user_id.clone(), device_id.clone());
@@ -143,19 +150,36 @@ impl Core {
         }
     }
 
-    /// A device is forgotten: it is not behind anywhere any more.
-    pub(crate) fn on_device_forgotten(&mut self, user_id: &UserId, device_id: &DeviceId) {
-        if let Some(user) = self.users.get_mut(user_id)
-            && user.device(device_id).is_none()
-            && let Some(known) = &user.known
-        {
-            user.known = Some(known.iter().filter(|d| *d != device_id).cloned().collect());
+    /// Devices are forgotten: they are not behind anywhere any more.
+    pub(crate) fn on_devices_forgotten(&mut self, forgotten: &[(UserId, DeviceId)]) {
+        let mut by_user: HashMap<&UserId, Vec<&DeviceId>, _> = HashMap::with_hasher(self.hasher.clone());
+        for (user, device) in forgotten {
+            by_user.entry(user).or_default().push(device);
+        }
+        for (user_id, devices) in &by_user {
+            if let Some(user) = self.users.get_mut(*user_id)
+                && let Some(known) = user.known.take()
+            {
+                // One that is connected stays known.
+                let is_kept = |d: &&DeviceId| !devices.contains(d) || user.device(d).is_some();
+                user.known = Some(known.iter().filter(is_kept).cloned().collect());
+            }
         }
         for slot in self.conversations.values_mut() {
-            if let Slot::Ready(conversation) = slot
-                && let Some(member) = conversation.members.get_mut(user_id)
-            {
-                member.lagging.retain(|(d, _)| d != device_id);
+            let Slot::Ready(conversation) = slot else { continue };
+            // Whichever are fewer are looked up among the others.
+            if conversation.members.len() < by_user.len() {
+                for (user, member) in &mut conversation.members {
+                    if let Some(devices) = by_user.get(user) {
+                        member.lagging.retain(|(d, _)| !devices.contains(&d));
+                    }
+                }
+            } else {
+                for (user, devices) in &by_user {
+                    if let Some(member) = conversation.members.get_mut(*user) {
+                        member.lagging.retain(|(d, _)| !devices.contains(&d));
+                    }
+                }
             }
         }
     }
@@ -182,5 +206,54 @@ impl Core {
                 self.conversations.remove(&id);
             }
         }
+    }
+}
+
+/// Deals notices out to frames of at most `bytes_max`.
+fn pages(notices: &[Notice], bytes_max: usize) -> Vec<&[Notice]> {
+    let bytes = |notice: &Notice| serde_json::to_vec(notice).map_or(0, |json| json.len());
+    let fields = r#"{"type":"sync.notice","conversations":[],"more":false}"#.len();
+    let (mut pages, mut rest) = (Vec::new(), notices);
+    while !rest.is_empty() {
+        let mut room = bytes_max.saturating_sub(fields);
+        let fits = rest.iter().take(limits::NOTICES_PER_PAGE).take_while(|notice| {
+            let needed = bytes(notice) + 1;
+            let fits = needed <= room;
+            room = room.saturating_sub(needed);
+            fits
+        });
+        let (page, after) = rest.split_at(fits.count().max(1));
+        pages.push(page);
+        rest = after;
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_fill_frames_up_to_the_limit_and_no_further() {
+        // Each character of this id takes two bytes in JSON.
+        let id = ConversationId::trusted(&format!("g:{}", "\"".repeat(64)));
+        let notice = |last_seq| Notice { conversation_id: id.clone(), last_seq, first_seq: 1, unread: 1 };
+        let notices: Vec<Notice> = (1..=250).map(notice).collect();
+        for bytes_max in [1, 300, 1280, 33_792, 1 << 20] {
+            let pages = pages(&notices, bytes_max);
+            assert_eq!(pages.concat(), notices, "{bytes_max}");
+            for page in &pages {
+                let frame = ServerFrame::SyncNotice { conversations: page, more: false }.encode();
+                assert!(page.len() <= limits::NOTICES_PER_PAGE);
+                assert!(
+                    frame.json.len() <= bytes_max || page.len() == 1,
+                    "{} of {bytes_max}",
+                    frame.json.len()
+                );
+            }
+        }
+        assert_eq!(pages(&notices, 1 << 20).len(), 3);
+        assert!(pages(&notices, 33_792).len() <= 3);
+        assert!(pages(&[], 100).is_empty());
     }
 }

@@ -46,14 +46,21 @@ impl Core {
             return self.refuse_message(&asker, Refusal::new(ErrorCode::Overloaded, message));
         }
         let hash = content_hash(&conversation, &body);
-        match self.dedupe.on_sent(&from, &id, &conversation, hash, &asker) {
+        let mut known = self.dedupe.on_sent(&from, &id, &conversation, hash, &asker);
+        if let Known::Stored(receipt) | Known::Conflict(Some(receipt)) = &known
+            && self.may_be_forgotten(receipt, now)
+        {
+            self.dedupe.forget(&from, &id);
+            known = self.dedupe.on_sent(&from, &id, &conversation, hash, &asker);
+        }
+        match known {
             Known::New => {}
             Known::Waits => return,
             Known::Stored(receipt) => {
                 self.counters.messages_repeated += 1;
                 return self.acknowledge(&asker, &id, &receipt);
             }
-            Known::Conflict => return self.refuse_message(&asker, conflict(&id)),
+            Known::Conflict(_) => return self.refuse_message(&asker, conflict(&id)),
         }
         let incoming = Box::new(Incoming { asker, device, user: from, conversation, id, body, hash });
         if let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&incoming.conversation)
@@ -69,6 +76,14 @@ impl Core {
             false => self.with_conversation(&conversation, Deferred::Gate(user), now),
             true => self.pass_gate(&user, now),
         }
+    }
+
+    /// Retention has taken this message, and its id need not be remembered any longer.
+    fn may_be_forgotten(&self, receipt: &Receipt, now: Now) -> bool {
+        let ids_ms_min = self.config.retention.ids_ms_min;
+        receipt.ts.saturating_add(ids_ms_min) < now.wall
+            && matches!(self.conversations.get(&receipt.conversation),
+                Some(Slot::Ready(conversation)) if receipt.seq <= conversation.floor)
     }
 
     /// Lets a sender's messages go on until one needs a conversation that is still being loaded.

@@ -2,9 +2,9 @@
 //! time go in ([`Event`]); what is to be done comes out ([`Action`]).
 //!
 //! The way of a message: [`ingest`] finds its conversation, what became of the same id before and the verdict;
-//! [`batch`] gives it a number and puts it into one transaction with what else is due; when that is durable,
-//! [`deliver`] acknowledges and pushes. [`inbox`] keeps what each device has, [`groups`] who is a member,
-//! [`requests`] answers the API. One transaction is under way at a time: memory holds what is committed, and a
+//! [`batch`] gives it a number and puts it into one transaction with what else is due, such as the [`positions`] of
+//! devices; [`outcome`] is what follows when that is durable, or is not; [`deliver`] pushes. [`inbox`] tells what
+//! waits, [`groups`] who is a member, [`requests`] answers the API, [`retention`] deletes what is old. One transaction is under way at a time: memory holds what is committed, and a
 //! transaction that is refused leaves no trace.
 
 #![forbid(unsafe_code)]
@@ -18,13 +18,17 @@ mod groups;
 mod inbox;
 mod ingest;
 pub mod limits;
+mod outcome;
 pub mod persist;
+mod positions;
 mod reads;
 mod requests;
+mod resume;
+mod retention;
 mod timers;
 mod users;
 
-use batch::{Entry, InFlight, PendingPosition, widen};
+use batch::{Entry, InFlight};
 use bowline_protocol::{
     ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
     error::Refusal,
@@ -34,7 +38,9 @@ use conversation::Conversation;
 use dedupe::Dedupe;
 use indexmap::IndexMap;
 use persist::{Batch, Found, Outcome, Query};
+use positions::PendingPosition;
 use reads::{Deferred, ReadPurpose};
+pub use retention::Retention;
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
@@ -70,6 +76,9 @@ pub struct Config {
     pub before_send: bool,
     /// `message.stored` events are written to the outbox.
     pub outbox: bool,
+    pub retention: Retention,
+    /// How long a session is held after its connection has ended; 0: not at all.
+    pub resume_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -170,6 +179,9 @@ pub struct Counters {
     pub not_here: u64,
     pub transactions: u64,
     pub transactions_failed: u64,
+    pub messages_expired: u64,
+    pub devices_forgotten: u64,
+    pub resumed: u64,
 }
 
 pub struct Core {
@@ -181,6 +193,7 @@ pub struct Core {
     /// Connections whose route is being claimed.
     opening: HashMap<ConnKey, Opening, ahash::RandomState>,
     users: IndexMap<UserId, User, ahash::RandomState>,
+    closes: users::Closes,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
     dedupe: Dedupe,
     gates: HashMap<UserId, VecDeque<Box<batch::Incoming>>, ahash::RandomState>,
@@ -190,6 +203,7 @@ pub struct Core {
     positions: HashMap<(ConversationId, UserId), Vec<PendingPosition>, ahash::RandomState>,
     position_order: VecDeque<(ConversationId, UserId)>,
     in_flight: Option<InFlight>,
+    held: bool,
     /// Devices that the store may not have yet: it failed to take them, or they left before the user's devices were
     /// found.
     unstored_devices: Vec<(UserId, DeviceId)>,
@@ -197,6 +211,9 @@ pub struct Core {
     store_rest_until: Millis,
     reads: HashMap<u64, Box<ReadPurpose>, ahash::RandomState>,
     timers: Timers,
+    sweeper: retention::Sweeper,
+    /// Without a connection, for a while.
+    sessions: resume::Sessions,
     decided: Vec<ConnKey>,
     next_number: u64,
     counters: Counters,
@@ -223,6 +240,7 @@ impl Core {
             conns: IndexMap::with_hasher(map()),
             opening: HashMap::with_hasher(map()),
             users: IndexMap::with_hasher(map()),
+            closes: users::Closes::default(),
             conversations: HashMap::with_hasher(map()),
             dedupe: Dedupe::new(s, map()),
             gates: HashMap::with_hasher(map()),
@@ -232,10 +250,13 @@ impl Core {
             positions: HashMap::with_hasher(map()),
             position_order: VecDeque::new(),
             in_flight: None,
+            held: false,
             unstored_devices: Vec::new(),
             store_rest_until: 0,
             reads: HashMap::with_hasher(map()),
             timers: Timers::default(),
+            sweeper: retention::Sweeper::default(),
+            sessions: HashMap::with_hasher(map()),
             decided: Vec::new(),
             next_number: 1,
             counters: Counters::default(),
@@ -260,10 +281,16 @@ impl Core {
 
     /// Ends a turn: timers that are due, the next transaction, what was decided without an answer.
     pub fn on_turn(&mut self, now: Now) {
+        self.start_sweep(now);
         self.on_timers(now);
         self.form_batches(now);
         self.report_decided();
         self.drop_idle_conversations();
+    }
+
+    /// While it is held, no transaction is formed: what comes collects for the next one.
+    pub fn hold(&mut self, held: bool) {
+        self.held = held;
     }
 
     /// When the next timer is due (`mono`).
@@ -323,7 +350,8 @@ impl Core {
                     device.flights.iter_mut().for_each(|f| f.restart(now.mono));
                 }
             }
-            Up::Closed(_) => self.remove_conn(key, now),
+            Up::InRooms => conn.in_rooms = true,
+            Up::Closed(code) => self.remove_conn(key, resume::may_resume(code), now),
             Up::NotHere { no, event, gone: false } => self.send_again(from, no, *event),
             Up::NotHere { no, event, gone: true } => {
                 self.counters.not_here += 1;
@@ -347,8 +375,10 @@ impl Core {
                 }
             }
             Up::Frame(_) => {
-                // The gateway holds a connection that was given up here; its client has to come again.
-                self.send_again(from, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
+                // The gateway holds a connection that was given up here; its client has to come again, unless it was
+                // sent away and that has not arrived yet.
+                let code = self.closes.find(key, from.login).unwrap_or(CloseCode::Shutdown);
+                self.send_again(from, 0, Down::Close { code, reason: None });
             }
             Up::NotHere { no, event, .. } if no > 0 => {
                 // It was given up, and something has not arrived: the close, or what came before it, without which the
@@ -435,7 +465,8 @@ impl Core {
             other @ (ClientFrame::Connect(_)
             | ClientFrame::Ping { .. }
             | ClientFrame::Pong
-            | ClientFrame::AuthRefresh { .. }) => {
+            | ClientFrame::AuthRefresh { .. }
+            | ClientFrame::Room(_)) => {
                 let message = format!("{} is for the gateway, not for the router", other.name());
                 self.refuse(&asker(None), Refusal::new(ErrorCode::UnknownType, message));
             }
@@ -464,11 +495,19 @@ impl Core {
                 return self.send_again(conn, 1, Down::Refused(code));
             }
         };
+        // A session that this one goes on with is taken from the connection that has it: whatever that one still
+        // says concerns nobody any more.
+        let asked = open.resume.as_deref().map(resume::session_key);
+        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
+        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
+            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
+            self.remove_conn(old_key, true, now);
+        }
         for old in ended {
             let old_key = (self.nodes.index(&old.node), old.connection);
             if self.conns.get(&old_key).is_some_and(|c| c.login == old.login) {
                 self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-                self.remove_conn(old_key, now);
+                self.remove_conn(old_key, false, now);
             }
         }
         if is_closed {
@@ -476,8 +515,9 @@ impl Core {
         }
         if self.conns.contains_key(&key) {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
-            self.remove_conn(key, now);
+            self.remove_conn(key, true, now);
         }
+        let resuming = asked.filter(|session| self.is_held(*session, &open.user, &open.device, now));
         self.conns.insert(
             key,
             Conn {
@@ -487,8 +527,10 @@ impl Core {
                 sent: 0,
                 decided: 0,
                 congested: false,
+                in_rooms: false,
                 gone_no: 0,
-                sync: Some(Box::default()),
+                session: resume::session_key(&open.session),
+                sync: Some(Box::new(users::Sync { resuming, ..users::Sync::default() })),
             },
         );
         let user = self.users.entry(open.user.clone()).or_default();
@@ -497,7 +539,7 @@ impl Core {
             && !known.contains(&open.device)
         {
             *known = known.iter().chain([&open.device]).cloned().collect();
-            widen(&mut self.positions, &open.user, &open.device);
+            positions::widen(&mut self.positions, &open.user, &open.device);
         }
         match user.device_mut(&open.device) {
             Some(device) => {
@@ -512,7 +554,13 @@ impl Core {
                 announced: users::Rare::default(),
             }),
         }
-        self.send_down(key, Down::Accepted { resumed: false });
+        match resuming {
+            None => self.send_down(key, Down::Accepted { resumed: false }),
+            Some(_) => {
+                let timer = timers::Timer::Resume { key, login: conn.login };
+                self.timers.arm(now.mono + limits::RESUME_WAIT_MS, timer);
+            }
+        }
         self.begin_sync(key);
     }
 
@@ -528,22 +576,30 @@ impl Core {
     /// Nobody seems to be there. Should the gateway hold the connection all the same, because a link or coordination
     /// erred, its client has to come again: it would wait for ever for what is not sent any more.
     fn give_up(&mut self, key: ConnKey, conn: ConnRef, now: Now) {
-        self.remove_conn(key, now);
+        self.remove_conn(key, true, now);
         self.send_again(conn, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
     }
 
-    /// Takes a connection out of every table; nothing happens when it is out already.
-    fn remove_conn(&mut self, key: ConnKey, now: Now) {
+    /// Takes a connection out of every table; nothing happens when it is out already. Its session may be held.
+    fn remove_conn(&mut self, key: ConnKey, is_held: bool, now: Now) {
         let Some(conn) = self.conns.swap_remove(&key) else { return };
         let conn_ref = conn_ref(&self.nodes, key, conn.login);
         self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });
         let Some(user) = self.users.get_mut(&conn.user) else { return };
         let Some(index) = user.devices.iter().position(|d| d.id == conn.device) else { return };
         user.devices[index].conns.retain(|k| *k != key);
-        if user.devices[index].conns.is_empty() {
+        let is_last = user.devices[index].conns.is_empty();
+        if is_held && !conn.in_rooms {
+            match conn.sync.as_ref().and_then(|sync| sync.resuming) {
+                Some(session) => self.hold_longer(session, now),
+                None => self.hold_session(conn.session, &conn.user, index, now),
+            }
+        }
+        let Some(user) = self.users.get_mut(&conn.user) else { return };
+        if is_last {
             let device = user.devices.remove(index);
             if user.known.is_none() {
-                widen(&mut self.positions, &conn.user, &device.id);
+                positions::widen(&mut self.positions, &conn.user, &device.id);
             }
             if user.devices.is_empty() {
                 self.users.swap_remove(&conn.user);
@@ -563,6 +619,9 @@ impl Core {
     /// Sends one event to one connection.
     fn send_down(&mut self, key: ConnKey, event: Down) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
+        if let Down::Close { code, .. } = &event {
+            self.closes.note(key, conn.login, *code);
+        }
         conn.sent += 1;
         let to = [Target { connection: key.1, login: conn.login, no: conn.sent }].into();
         self.actions.push(Action::Send(Downlink { node: self.nodes.node(key.0).clone(), to, event }));
@@ -576,6 +635,13 @@ impl Core {
             let mut to = smallvec::SmallVec::with_capacity(group.len());
             for key in group {
                 if let Some(conn) = self.conns.get_mut(key) {
+                    if let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) {
+                        match sync.early.len() < limits::EARLY_FRAMES_MAX {
+                            true => sync.early.push(frame.clone()),
+                            false => sync.overflowed = true,
+                        }
+                        continue;
+                    }
                     conn.sent += 1;
                     to.push(Target { connection: key.1, login: conn.login, no: conn.sent });
                 }

@@ -81,6 +81,21 @@ pub enum Write {
         user: UserId,
         device: DeviceId,
     },
+    /// Retention takes the messages up to this number: the conversation's floor. Every member is [lifted] to it; the
+    /// own messages among them are taken off the senders' rows by writes of their own. The ids of those that were
+    /// stored at `ids_from` or later go on refusing a repeat, until [`Write::ForgetIds`].
+    ///
+    /// [lifted]: Member::lift
+    ExpireMessages {
+        conversation: ConversationId,
+        up_to: Seq,
+        ids_from: Millis,
+    },
+    /// The ids of messages that retention has taken and that were stored before this time, at most so many.
+    ForgetIds {
+        before: Millis,
+        limit: u32,
+    },
 }
 
 /// A message as it is stored.
@@ -220,6 +235,29 @@ pub enum Query {
         user: UserId,
     },
     Ledger,
+    /// Messages stored before `before`, about in order of arrival. `after` is 0, or the `next` of an earlier answer;
+    /// at most `limit` messages are looked at. Also asks whether [`Write::ForgetIds`] with `ids_before` finds any.
+    Overdue {
+        before: Millis,
+        ids_before: Millis,
+        after: u64,
+        limit: u32,
+    },
+    /// Messages beyond the newest `keep` of each conversation, or of one. `after` is 0, or the `next` of an earlier
+    /// answer; at most `limit` messages, and not many more conversations, are looked at.
+    Excess {
+        keep: u64,
+        of: Option<ConversationId>,
+        after: u64,
+        limit: u32,
+    },
+    /// Devices last seen before this time. `after` is 0, or the `next` of an earlier answer; about `limit` devices
+    /// are looked at.
+    StaleDevices {
+        before: Millis,
+        after: u64,
+        limit: u32,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -244,6 +282,19 @@ pub enum Found {
         ledger: Ledger,
         waiting: u64,
     },
+    /// To [`Query::Overdue`] and [`Query::Excess`]. `more`: ask again with `next`.
+    Overdue {
+        runs: Vec<Overdue>,
+        next: u64,
+        more: bool,
+        /// There are ids to forget.
+        ids: bool,
+    },
+    StaleDevices {
+        devices: Vec<(UserId, DeviceId)>,
+        next: u64,
+        more: bool,
+    },
     /// The store could not be read.
     Failed(Arc<str>),
 }
@@ -255,6 +306,8 @@ pub struct ConversationState {
     pub last: Seq,
     /// Time of the newest message, or of creation.
     pub last_ts: Millis,
+    /// Up to here retention has taken the messages. The members are lifted to it.
+    pub floor: Seq,
     pub members: Vec<(UserId, Member)>,
     /// The newest messages, ascending and without gaps up to `last`.
     pub tail: Vec<Message>,
@@ -275,6 +328,13 @@ pub struct Waiting {
     pub last: Seq,
     pub position: Seq,
     pub unread: u64,
+}
+
+/// Messages of one conversation that retention may take: ascending and without gaps, each with its sender.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overdue {
+    pub conversation: ConversationId,
+    pub messages: Vec<(Seq, UserId)>,
 }
 
 /// One line of a conversation list.
@@ -300,6 +360,20 @@ impl Member {
     /// Messages above the read position that others sent.
     pub fn unread(&self, last: Seq) -> u64 {
         last.saturating_sub(self.read).saturating_sub(self.own_above_read)
+    }
+
+    /// The messages up to `floor` are gone: nobody sees them, has to fetch them or has them unread.
+    ///
+    /// A row need not be written for this; who reads one lifts it.
+    pub fn lift(&mut self, floor: Seq) {
+        self.first = self.first.max(floor + 1);
+        self.delivered = self.delivered.max(floor);
+        self.read = self.read.max(floor);
+        for (_, position) in &mut self.lagging {
+            *position = floor.max(*position);
+        }
+        let delivered = self.delivered;
+        self.lagging.retain(|(_, position)| *position < delivered);
     }
 
     /// The position of one known device.

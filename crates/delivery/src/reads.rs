@@ -8,6 +8,8 @@ use crate::{
     deliver::Repeat,
     forbidden, limits,
     persist::{Found, Message, Query, Summary},
+    resume::Resume,
+    retention::Sweep,
     timers::Timer,
     unavailable,
     users::ConnKey,
@@ -54,6 +56,8 @@ pub(crate) enum ReadPurpose {
     Known { conversation: ConversationId, user: UserId },
     Repeat(Repeat),
     User { asker: Asker, user: UserId },
+    Resume(Box<Resume>),
+    Sweep(Sweep),
 }
 
 impl ReadPurpose {
@@ -146,6 +150,8 @@ impl Core {
             ReadPurpose::History { .. }
             | ReadPurpose::Senders { .. }
             | ReadPurpose::Known { .. }
+            | ReadPurpose::Resume(_)
+            | ReadPurpose::Sweep(_)
             | ReadPurpose::Repeat(_) => {}
         }
     }
@@ -179,6 +185,15 @@ impl Core {
             (ReadPurpose::User { asker, user }, Found::Devices(devices)) => {
                 self.on_user_found(&asker, &user, devices)
             }
+            (ReadPurpose::Resume(resume), Found::Messages(messages)) => {
+                self.on_resume_found(*resume, messages, now);
+            }
+            (ReadPurpose::Sweep(sweep), Found::Overdue { runs, next, more, ids }) => {
+                self.on_overdue(sweep, runs, (next, more), ids, now);
+            }
+            (ReadPurpose::Sweep(_), Found::StaleDevices { devices, next, more }) => {
+                self.on_stale_devices(devices, (next, more), now);
+            }
             (purpose, _) => self.on_read_failed(purpose, "it answered another question", now),
         }
     }
@@ -193,7 +208,7 @@ impl Core {
                 for deferred in others {
                     match deferred {
                         Deferred::Gate(user) => self.refuse_gated(&user, &id, &unavailable(reason), now),
-                        deferred => self.on_deferred_failed(deferred, reason),
+                        deferred => self.on_deferred_failed(deferred, reason, now),
                     }
                 }
                 self.keep_positions(id, positions, retry);
@@ -211,7 +226,22 @@ impl Core {
                 self.on_known(conversation, user, None);
                 self.store_rest_until = retry;
             }
-            purpose @ ReadPurpose::Sync { .. } => self.timers.arm(retry, Timer::Retry(Box::new(purpose))),
+            ReadPurpose::Sync { key, login } => {
+                let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
+                conn.sync.iter_mut().for_each(|sync| sync.is_looking = false);
+                // Whoever wanted to go on with a session is let in without it rather than kept waiting.
+                match conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some()) {
+                    true => self.give_up_resume(key),
+                    false => self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Sync { key, login }))),
+                }
+            }
+            ReadPurpose::Resume(resume) => {
+                let Resume { key, login, .. } = *resume;
+                if self.conns.get(&key).is_some_and(|c| c.login == login) {
+                    self.give_up_resume(key);
+                }
+            }
+            ReadPurpose::Sweep(_) => self.on_sweep_failed(now),
             // The range stays in its flight and is due again.
             ReadPurpose::Repeat(_) => {}
         }
@@ -232,7 +262,7 @@ impl Core {
         }
     }
 
-    fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str) {
+    fn on_deferred_failed(&mut self, deferred: Deferred, reason: &str, now: Now) {
         match deferred {
             // Refused, or kept, by the caller.
             Deferred::Gate(_) | Deferred::Position { .. } => {}
@@ -242,7 +272,11 @@ impl Core {
                 Entry::Create(create) => self.refuse(&create.asker, unavailable(reason)),
                 Entry::Change(change) => self.refuse(&change.asker, unavailable(reason)),
                 Entry::Clear { asker, .. } => self.refuse(&asker, unavailable(reason)),
-                Entry::PutDevice { .. } | Entry::ForgetDevice { .. } | Entry::Read(_) => {}
+                Entry::Expire(_) => self.on_swept(true, now),
+                Entry::PutDevice { .. }
+                | Entry::ForgetDevice { .. }
+                | Entry::ForgetIds { .. }
+                | Entry::Read(_) => {}
             },
             Deferred::Nothing => {}
         }
@@ -288,7 +322,20 @@ impl Core {
                 Entry::Create(create) => (&create.conversation, &create.asker),
                 Entry::Change(change) => (&change.conversation, &change.asker),
                 Entry::Clear { asker, conversation, .. } => (conversation, asker),
-                Entry::PutDevice { .. } | Entry::ForgetDevice { .. } | Entry::Read(_) => return,
+                Entry::Expire(expire) => {
+                    let is_there =
+                        matches!(self.conversations.get(&expire.conversation), Some(Slot::Ready(_)));
+                    // Deleted since the sweep saw it.
+                    return if is_there {
+                        self.on_deferred(deferred, now)
+                    } else {
+                        self.on_swept(false, now)
+                    };
+                }
+                Entry::PutDevice { .. }
+                | Entry::ForgetDevice { .. }
+                | Entry::ForgetIds { .. }
+                | Entry::Read(_) => return,
             },
             Deferred::Nothing => return,
         };
@@ -344,7 +391,7 @@ impl Core {
                 let message = format!("there is no conversation {id}");
                 return self.refuse(&asker, Refusal::new(ErrorCode::NotFound, message));
             }
-            None => 1,
+            None => conversation.floor + 1,
             Some(user) => match conversation.members.get(&user) {
                 Some(member) => member.first,
                 None => return self.refuse(&asker, forbidden(&id)),

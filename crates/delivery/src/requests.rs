@@ -49,7 +49,7 @@ impl Core {
                 let keys: Vec<_> = named.flat_map(|d| d.conns.iter().copied()).collect();
                 for key in &keys {
                     self.send_down(*key, Down::Close { code, reason: reason.clone() });
-                    self.remove_conn(*key, now);
+                    self.remove_conn(*key, false, now);
                 }
                 let Origin::Api { node, request_id } = asker.origin else { return };
                 self.answer_api(node, request_id, Answer::Closed { count: keys.len() as u32 });

@@ -19,6 +19,19 @@ pub(crate) enum Timer {
     Enqueue(Box<crate::batch::Entry>),
     /// The store's rest is over.
     Store,
+    /// A client has waited long enough for its session.
+    Resume {
+        key: crate::users::ConnKey,
+        login: u64,
+    },
+    /// A session was held for its time.
+    Session(u64),
+    /// A step of the sweep.
+    Sweep,
+    /// Connected devices are written down as seen, from this one of the users on.
+    Seen {
+        from: usize,
+    },
 }
 
 #[derive(Default)]
@@ -39,26 +52,34 @@ impl Timers {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
-    fn pop(&mut self, now: Millis) -> Option<Timer> {
+    fn pop(&mut self, now: Millis) -> Option<(Millis, Timer)> {
         let Reverse((at, number)) = *self.heap.peek()?;
         if at > now {
             return None;
         }
         self.heap.pop();
-        self.timers.remove(&number)
+        self.timers.remove(&number).map(|timer| (at, timer))
     }
 }
 
 impl Core {
     pub(crate) fn on_timers(&mut self, now: Now) {
-        while let Some(timer) = self.timers.pop(now.mono) {
+        while let Some((at, timer)) = self.timers.pop(now.mono) {
             match timer {
                 Timer::Flight { user, device, conversation } => {
-                    self.on_flight_timer(user, device, conversation, now)
+                    self.on_flight_timer(user, device, conversation, at, now)
                 }
                 Timer::Retry(purpose) => self.read_again(*purpose),
                 Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
+                Timer::Resume { key, login } => {
+                    if self.conns.get(&key).is_some_and(|c| c.login == login) {
+                        self.give_up_resume(key);
+                    }
+                }
+                Timer::Session(session) => self.on_session_timer(session, now),
+                Timer::Sweep => self.on_sweep_timer(now),
+                Timer::Seen { from } => self.on_seen_timer(from, now),
             }
         }
     }

@@ -1,13 +1,14 @@
 //! Who is connected: users, their devices, and the connections of those.
 
-use crate::flight::Flight;
+use crate::{flight::Flight, limits};
 use bowline_protocol::{
-    ConversationId, DeviceId, Frame, Millis, Seq, UserId,
+    CloseCode, ConversationId, DeviceId, Frame, Millis, Seq, UserId,
     ids::DeviceClass,
     link::{ConnRef, NodeRef},
 };
 use smallvec::SmallVec;
 use std::{
+    collections::{HashMap, VecDeque},
     ops::{Deref, DerefMut},
     sync::Arc,
 };
@@ -42,9 +43,13 @@ pub(crate) struct Conn {
     /// Frames decided and not yet reported.
     pub decided: u32,
     pub congested: bool,
+    /// Nobody can go on with its session.
+    pub in_rooms: bool,
     /// The newest event that was answered "not here, gone"; a second answer for it, or for one before it, ends the
     /// connection.
     pub gone_no: u64,
+    /// Of its session's id.
+    pub session: u64,
     /// Present until the waiting conversations were announced.
     pub sync: Option<Box<Sync>>,
 }
@@ -55,6 +60,12 @@ pub(crate) struct Sync {
     pub held: Vec<Held>,
     /// More became due than is held: look again, and announce it all.
     pub overflowed: bool,
+    /// What waits is being looked up.
+    pub is_looking: bool,
+    /// The session that it wants to go on with; it has not been accepted yet.
+    pub resuming: Option<u64>,
+    /// What else it is to be sent once it is accepted.
+    pub early: Vec<Frame>,
 }
 
 pub(crate) struct Held {
@@ -62,6 +73,30 @@ pub(crate) struct Held {
     pub seq: Seq,
     pub own: bool,
     pub frame: Frame,
+}
+
+/// How connections were closed lately: one that still speaks has not heard of it yet, and is told the same again.
+#[derive(Default)]
+pub(crate) struct Closes {
+    codes: HashMap<ConnKey, (u64, CloseCode), ahash::RandomState>,
+    order: VecDeque<ConnKey>,
+}
+
+impl Closes {
+    pub fn note(&mut self, key: ConnKey, login: u64, code: CloseCode) {
+        if self.codes.insert(key, (login, code)).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > limits::CLOSES_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.codes.remove(&oldest);
+        }
+    }
+
+    pub fn find(&self, key: ConnKey, login: u64) -> Option<CloseCode> {
+        self.codes.get(&key).filter(|(l, _)| *l == login).map(|(_, code)| *code)
+    }
 }
 
 #[derive(Default)]
@@ -163,5 +198,5 @@ pub(crate) fn conn_ref(nodes: &Nodes, key: ConnKey, login: u64) -> ConnRef {
 }
 
 // There is one of each for every session.
-const _: () = assert!(size_of::<Conn>() <= 72);
+const _: () = assert!(size_of::<Conn>() <= 80);
 const _: () = assert!(size_of::<User>() <= 104);

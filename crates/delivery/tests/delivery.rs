@@ -7,8 +7,9 @@ use bowline_delivery::Verdict;
 use bowline_protocol::{
     CloseCode, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    link::{Answer, Down, Open, Request, SameDevice, Send, SendTarget, Up},
+    link::{Answer, ConnRef, Down, NodeRef, Open, Request, SameDevice, Send, SendTarget, Up},
 };
+use std::sync::Arc;
 use support::{MemStore, World, body, config, read, recv, send};
 
 const AB: &str = "d:a:b";
@@ -292,6 +293,20 @@ fn progress_starts_the_timer_again_and_a_full_socket_stops_it() {
 }
 
 #[test]
+fn what_was_received_while_it_was_looked_up_is_not_pushed_again() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    // More than are kept in memory for another push.
+    for n in 1..=70 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.take(b);
+    world.advance_before_reads(3000);
+    world.frame(b, &recv(AB, 69));
+    assert_eq!(world.brief(b), ["again 70"]);
+}
+
+#[test]
 fn messages_of_one_sender_keep_their_order_through_verdicts() {
     let mut world =
         World::with(bowline_delivery::Config { before_send: true, ..config() }, MemStore::default());
@@ -569,11 +584,12 @@ fn a_login_that_a_link_brings_twice_is_one() {
         device: DeviceId::trusted("1"),
         class: None,
         channel: None,
+        session: "s1".into(),
         resume: None,
         same_device: SameDevice::Replace,
     };
     world.up(a, Up::Open(open));
-    assert_eq!(world.accepted[&a], 1, "its numbers go on");
+    assert_eq!(world.accepts[&a], 1, "its numbers go on");
     let b = world.connect("b", "1");
     world.frame(b, &send("m", "a"));
     assert_eq!(world.brief(a), ["push 1"]);
@@ -753,4 +769,76 @@ fn one_sender_is_stored_in_order_across_conversations() {
     let frames: Vec<(u64, &str)> = texts.iter().map(|t| (a, t.as_str())).collect();
     world.frames(&frames);
     assert_eq!(world.brief(a), ["ack m0 1", "ack m1 2", "ack m2 1", "ack m3 3"]);
+}
+
+#[test]
+fn what_an_earlier_life_of_a_node_says_is_void() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    // The same node id, connection and login, from before a restart.
+    let earlier = NodeRef { node_id: "n1".into(), boot_id: "b0".into() };
+    for event in [Up::Congested, Up::Closed(CloseCode::Bye)] {
+        world.up_from(ConnRef { node: Arc::new(earlier.clone()), connection: b, login: b }, event);
+    }
+    world.frame(a, &send("m", "b"));
+    assert_eq!(world.brief(b), ["push 1"]);
+    assert_eq!(world.core.table_sizes()[0], 2);
+    world.advance(3000);
+    assert_eq!(world.brief(b), ["again 1"], "its socket is not full");
+}
+
+#[test]
+fn a_group_of_ten_thousand_is_a_group_like_any_other() {
+    let members_max = 10_000;
+    let config = bowline_delivery::Config { group_members_max: members_max, ..config() };
+    let mut world = World::with(config, MemStore::default());
+    let group = bowline_protocol::ids::GroupId::trusted("t");
+    let members: Vec<UserId> = (0..members_max).map(|n| UserId::trusted(&format!("u{n}"))).collect();
+    let group_id = Some(group.clone());
+    world.request(Request::GroupCreate { group_id, name: None, members, owner: None, meta: None });
+    let full = world.request(Request::GroupAdd { group: group.clone(), user: UserId::trusted("late") });
+    assert!(matches!(full, Answer::Refused(r) if r.code == ErrorCode::TooLarge), "it takes no more");
+    let conns: Vec<u64> = (0..20).map(|n| world.connect(&format!("u{n}"), "1")).collect();
+    for n in 1..=3 {
+        world.frame(
+            conns[0],
+            &format!(r#"{{"type":"msg.send","id":"m{n}","conversation_id":"g:t","body":{n}}}"#),
+        );
+    }
+    assert_eq!(world.store.ledger.accepted, 3 * 9_999);
+    assert_eq!(world.brief(conns[19]), ["push 1", "push 2", "push 3"]);
+    world.take(conns[0]);
+    let recv = recv("g:t", 3);
+    let together: Vec<(u64, &str)> = conns[1..11].iter().map(|conn| (*conn, recv.as_str())).collect();
+    world.frames(&together);
+    world.frame(conns[11], &recv);
+    assert_eq!(world.brief(conns[0]), ["delivered 3 n=10", "delivered 3 n=11"]);
+    // Who leaves takes what waits along, and is told nothing any more; who was there counts no longer.
+    let leave = r#"{"type":"group.leave","id":"q","conversation_id":"g:t"}"#;
+    world.frame(conns[19], leave);
+    world.frame(conns[11], leave);
+    world.frame(conns[12], &recv);
+    let counts: Vec<String> =
+        world.brief(conns[0]).into_iter().filter(|frame| frame.starts_with("delivered")).collect();
+    assert_eq!(counts, ["delivered 3 n=11"]);
+    assert_eq!(world.store.ledger.expired, 3);
+    world.take(conns[19]);
+    world.frame(conns[19], r#"{"type":"history","id":"h","conversation_id":"g:t"}"#);
+    assert_eq!(world.brief(conns[19]), ["error forbidden h"]);
+    // And who comes back sees what comes from then on.
+    world.request(Request::GroupAdd { group, user: UserId::trusted("u19") });
+    world.frame(conns[19], r#"{"type":"history","id":"h","conversation_id":"g:t"}"#);
+    assert_eq!(world.brief(conns[19]), ["changed member_added", "page  more=false"]);
+    world.check_ledger();
+}
+
+#[test]
+fn who_was_sent_away_and_speaks_on_is_told_the_same_again() {
+    let mut world = World::new();
+    let old = world.connect("b", "1");
+    let new = world.connect("b", "1");
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced));
+    world.frame(old, &recv(AB, 1));
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced), "it would come again and kick itself");
+    assert!(!world.closed.contains_key(&new));
 }

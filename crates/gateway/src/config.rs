@@ -2,8 +2,9 @@
 
 use crate::Error;
 use bowline_protocol::link::SameDevice;
-use bowline_session::Rules;
-use std::{net::SocketAddr, sync::Arc};
+use bowline_rooms::Limits;
+use bowline_session::{RoomJoin, Rules};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 /// Everything that can be set, with the defaults of the documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +50,14 @@ pub struct Config {
     /// Requests per second of one connection; 0 is no limit.
     pub frames_per_second: u32,
     pub same_device: SameDevice,
+    /// Who may join a room; the table `rooms`.
+    pub room_join: RoomJoin,
+    pub rooms: Limits,
+    /// Whether permessage-deflate is taken when a WebSocket client offers it.
+    pub compression: bool,
+    /// The certificate chain and its key, PEM; with them both listeners speak TLS only.
+    pub tls_cert: Option<PathBuf>,
+    pub tls_key: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -77,6 +86,11 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             frames_per_second: 0,
             same_device: SameDevice::Replace,
+            room_join: RoomJoin::Any,
+            rooms: Limits { window_messages: 300, window_ms: 300_000, members_max: 100_000 },
+            compression: false,
+            tls_cert: None,
+            tls_key: None,
         }
     }
 }
@@ -123,6 +137,12 @@ impl Config {
         if self.echo_path.as_ref() == Some(&self.ws_path) {
             return fail("echo_path", "is the same as ws_path; choose another path".into());
         }
+        let one_of_two = "is not set and the other of tls.cert and tls.key is; TLS takes both";
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(_), None) => return fail("tls.key", one_of_two.into()),
+            (None, Some(_)) => return fail("tls.cert", one_of_two.into()),
+            _ => {}
+        }
         if self.workers > crate::WORKERS_MAX {
             return fail("workers", format!("is {}; it takes at most {}", self.workers, crate::WORKERS_MAX));
         }
@@ -141,6 +161,7 @@ impl Config {
             max_frame_bytes: self.max_frame_bytes,
             frames_per_second: self.frames_per_second,
             same_device: self.same_device,
+            room_join: self.room_join,
         }
     }
 }
@@ -153,7 +174,7 @@ mod tests {
     fn values_that_cannot_work_are_named() {
         assert!(Config::default().check().is_ok());
         type Change = fn(&mut Config);
-        let rows: [(&str, Change); 8] = [
+        let rows: [(&str, Change); 10] = [
             ("close_after_ms", |c| c.close_after_ms = 0),
             ("backpressure_high", |c| c.backpressure_high = 0),
             ("max_frame_bytes", |c| c.max_frame_bytes = 10),
@@ -162,6 +183,8 @@ mod tests {
             ("ws_path", |c| c.ws_path = "ws".into()),
             ("echo_path", |c| c.echo_path = Some("/ws".into())),
             ("workers", |c| c.workers = 1000),
+            ("tls.key", |c| c.tls_cert = Some("cert.pem".into())),
+            ("tls.cert", |c| c.tls_key = Some("key.pem".into())),
         ];
         for (expected, change) in rows {
             let mut config = Config::default();

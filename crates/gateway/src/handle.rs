@@ -3,6 +3,7 @@
 use crate::{
     Config, Error, WORKERS_MAX,
     gate::{Gate, sessions_by_file_limit},
+    handshakes::Handshakes,
     judge::Judge,
     listen,
     metrics::Metrics,
@@ -10,14 +11,17 @@ use crate::{
         Shard, id,
         mail::{Door, Mail},
     },
-    shared::{Drain, Http, Shared},
+    shared::{Drain, Http, RoomJudge, Shared},
 };
 use bowline_auth::Verifier;
 use bowline_links::{Downlinks, Uplinks, mailbox::Mailbox};
 use bowline_protocol::{
     CloseCode, DeviceId, Millis, UserId,
+    ids::RoomName,
     link::{Downlink, NodeRef, Target},
 };
+use bowline_rooms::{Post, Refused};
+use bowline_tls::{Acceptor, Stream};
 use bytes::Bytes;
 use mio::net::TcpListener;
 use smallvec::SmallVec;
@@ -45,9 +49,11 @@ pub struct Bound {
     config: Config,
     node: Arc<NodeRef>,
     judge: Judge,
+    room_judge: Option<RoomJudge>,
     http: TcpListener,
     tcp: Option<TcpListener>,
     addresses: Addresses,
+    acceptor: Option<Acceptor>,
 }
 
 /// Where a gateway listens.
@@ -65,6 +71,10 @@ impl Gateway {
 
     pub(crate) fn bind_with(config: Config, node: Arc<NodeRef>, judge: Judge) -> Result<Bound, Error> {
         config.check()?;
+        let acceptor = match (&config.tls_cert, &config.tls_key) {
+            (Some(cert), Some(key)) => Some(Acceptor::load(cert, key).map_err(Error::Tls)?),
+            _ => None,
+        };
         let http = listen::bind("listen", config.listen, &config)?;
         let tcp =
             config.tcp_listen.map(|address| listen::bind("tcp_listen", address, &config)).transpose()?;
@@ -78,7 +88,7 @@ impl Gateway {
                 _ => None,
             },
         };
-        Ok(Bound { config, node, judge, http, tcp, addresses })
+        Ok(Bound { config, node, judge, room_judge: None, http, tcp, addresses, acceptor })
     }
 }
 
@@ -87,9 +97,15 @@ impl Bound {
         self.addresses
     }
 
+    /// Who is asked before a user joins a room, with `rooms.join = "hook"`. Without it nobody may.
+    pub fn with_room_judge(mut self, judge: RoomJudge) -> Self {
+        self.room_judge = Some(judge);
+        self
+    }
+
     /// Starts the shards. Connections of the public port that open no WebSocket go to `http`.
     pub fn start(self, uplinks: Arc<dyn Uplinks>, http: Http) -> Result<Handle, Error> {
-        let Self { config, node, judge, http: http_listener, tcp, addresses } = self;
+        let Self { config, node, judge, room_judge, http: http_listener, tcp, addresses, acceptor } = self;
         let workers = match config.workers {
             0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(WORKERS_MAX),
             workers => workers,
@@ -97,7 +113,7 @@ impl Bound {
         let polls = (0..workers)
             .map(|shard| Shard::poll().map_err(|source| Error::Shard { shard, source }))
             .collect::<Result<Vec<_>, _>>()?;
-        let mailboxes = polls
+        let mailboxes: Box<[_]> = polls
             .iter()
             .map(|(_, waker)| {
                 let waker = waker.clone();
@@ -113,8 +129,10 @@ impl Bound {
             sessions => sessions,
         };
         let gate = Gate::new(config.handshakes_per_second, sessions_max, config.connections_per_address);
-        let rules = config.rules(node.node_id.clone());
-        let shared = Arc::new(Shared::new(config, rules, node, judge, gate, mailboxes));
+        let handshakes = acceptor.map(|acceptor| Handshakes::start(acceptor, &mailboxes));
+        let handshakes = handshakes.transpose().map_err(Error::Handshakes)?;
+        let shared = Shared::new(config, node, judge, gate, mailboxes, room_judge, handshakes);
+        let shared = Arc::new(shared);
         let mut listeners = Some((http_listener, tcp));
         let mut threads = Vec::with_capacity(workers);
         for (shard, (poll, _)) in polls.into_iter().enumerate() {
@@ -197,7 +215,36 @@ impl Handle {
     }
 
     pub fn metrics(&self) -> Metrics {
-        Metrics::sum(self.inner.shared.counters.iter())
+        let shared = &self.inner.shared;
+        let mut metrics = Metrics {
+            rooms: shared.rooms.rooms() as u64,
+            rooms_members: shared.rooms.members(),
+            rooms_published_total: shared.rooms.published(),
+            ..Metrics::sum(shared.counters.iter())
+        };
+        if let Some(handshakes) = &shared.handshakes {
+            metrics.tls_handshakes_under_way = handshakes.under_way() as u64;
+            metrics.tls_handshakes_total = handshakes.outcomes().all();
+            metrics.tls_resumed_total = handshakes.outcomes().resumed();
+        }
+        metrics
+    }
+
+    /// Publishes messages of the application in a room, all or none; says the number of the last. May be called on
+    /// any thread but a shard's.
+    pub fn publish(&self, room: &RoomName, posts: &[Post<'_>]) -> Result<u64, Refused> {
+        let shared = &self.inner.shared;
+        shared.rooms.publish(room, posts, shared.clock.now().wall_ms, &**shared)
+    }
+
+    /// Whether the listeners speak TLS.
+    pub fn speaks_tls(&self) -> bool {
+        self.inner.shared.handshakes.is_some()
+    }
+
+    /// Reads the certificate and its key again. Open connections go on; what cannot be used changes nothing.
+    pub fn reload_certificate(&self) -> Result<(), Error> {
+        self.inner.shared.handshakes.as_ref().map_or(Ok(()), |one| one.reload()).map_err(Error::Tls)
     }
 
     pub fn status(&self) -> Status {
@@ -255,6 +302,9 @@ impl Handle {
 
     /// Closes everything with `shutdown` and ends the shards; returns when they have ended.
     pub fn stop_now(&self) {
+        if let Some(handshakes) = &self.inner.shared.handshakes {
+            handshakes.stop();
+        }
         self.tell_all(|| Mail::Stop);
         let threads = std::mem::take(&mut *self.inner.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
@@ -280,11 +330,10 @@ impl Handle {
 
     /// Takes a connection back from the HTTP server that asks for an upgrade after all; `read` is the request head
     /// and what was read behind it. The stream must not be blocking.
-    pub fn adopt(&self, stream: std::net::TcpStream, read: Bytes) {
+    pub fn adopt(&self, stream: Stream, read: Bytes) {
         let mailboxes = &self.inner.shared.mailboxes;
         let shard = self.inner.next.fetch_add(1, Ordering::Relaxed) % mailboxes.len();
-        let stream = mio::net::TcpStream::from_std(stream);
-        mailboxes[shard].push_control(Mail::Accepted { stream, door: Door::Http, read });
+        mailboxes[shard].push_control(Mail::Accepted { socket: stream.into(), door: Door::Http, read });
     }
 
     fn tell_all(&self, mut mail: impl FnMut() -> Mail) {

@@ -42,6 +42,7 @@ pub fn verdict(judged: Result<Identity, Fault>) -> Result<Grant, Denial> {
             issued_at: identity.issued_at,
             token_id: identity.token_id,
             session_id: identity.session_id,
+            rooms: identity.rooms,
         }),
         Err(fault) => Err(match &fault {
             Fault::NoSubject => Denial::NoSubject(fault.to_string()),

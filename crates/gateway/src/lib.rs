@@ -11,6 +11,7 @@
 mod config;
 mod gate;
 mod handle;
+mod handshakes;
 mod judge;
 mod listen;
 mod metrics;
@@ -21,12 +22,15 @@ mod slots;
 mod wheel;
 mod wire;
 
+pub use bowline_rooms::{Limits as RoomLimits, Post as RoomPost, Refused as RoomRefused};
+pub use bowline_session::RoomJoin;
 pub use config::Config;
+pub use gate::{Gate, Turned, sessions_by_file_limit};
 pub use handle::{
     Addresses, Bound, DrainStatus, Gateway, Handle, SessionKey, State, Status, TransportStatus,
 };
 pub use metrics::{Metrics, OPERATIONS, STATUSES};
-pub use shared::Http;
+pub use shared::{Http, RoomJudge, RoomQuestion, RoomReply};
 
 /// The number of a connection has 8 bits for its shard.
 pub const WORKERS_MAX: usize = 256;
@@ -40,6 +44,12 @@ pub enum Error {
     Listen { key: &'static str, address: std::net::SocketAddr, source: std::io::Error },
     #[error("cannot start shard {shard}: {source}; the limits on threads and open files may be too low")]
     Shard { shard: usize, source: std::io::Error },
+    #[error("gateway.tls.{}: {}", .0.part().as_str(), .0)]
+    Tls(bowline_tls::Error),
+    #[error(
+        "cannot start the threads of TLS handshakes: {0}; the limits on threads and open files may be too low"
+    )]
+    Handshakes(std::io::Error),
 }
 
 fn advice(error: &std::io::Error) -> &'static str {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const STATUSES: [u16; 9] = [400, 401, 403, 404, 409, 426, 429, 431, 503];
 
 /// What a client's frame asked for; `frame` stands for one whose type is not known.
-pub const OPERATIONS: [&str; 17] = [
+pub const OPERATIONS: [&str; 20] = [
     "frame",
     "connect",
     "ping",
@@ -24,6 +24,9 @@ pub const OPERATIONS: [&str; 17] = [
     "group.role",
     "group.rename",
     "group.leave",
+    "room.join",
+    "room.leave",
+    "room.send",
     "pong",
 ];
 
@@ -45,9 +48,10 @@ pub(crate) enum Count {
     AcceptFailures,
     HandedToHttp,
     NotHere,
+    RoomDeliveries,
 }
 
-const COUNTS: usize = Count::NotHere as usize + 1;
+const COUNTS: usize = Count::RoomDeliveries as usize + 1;
 
 pub(crate) struct Counters {
     counts: [AtomicU64; COUNTS],
@@ -116,6 +120,17 @@ pub struct Metrics {
     pub handed_to_http_total: u64,
     /// Events of the router for connections that are gone, or before their turn.
     pub not_here_total: u64,
+    /// Rooms now, and their members: one that is in two counts twice.
+    pub rooms: u64,
+    pub rooms_members: u64,
+    /// Messages of rooms, and how many members they were written or queued for.
+    pub rooms_published_total: u64,
+    pub rooms_deliveries_total: u64,
+    /// TLS handshakes by what became of them; every outcome is listed, none without TLS.
+    pub tls_handshakes_total: Vec<(&'static str, u64)>,
+    /// Those that went on with an earlier session.
+    pub tls_resumed_total: u64,
+    pub tls_handshakes_under_way: u64,
     /// By reason; every reason is listed.
     pub closed_total: Vec<(&'static str, u64)>,
     /// By HTTP status; every status is listed.
@@ -147,6 +162,7 @@ impl Metrics {
             accept_failures_total: count(Count::AcceptFailures),
             handed_to_http_total: count(Count::HandedToHttp),
             not_here_total: count(Count::NotHere),
+            rooms_deliveries_total: count(Count::RoomDeliveries),
             ..Self::default()
         };
         for code in CloseCode::ALL {

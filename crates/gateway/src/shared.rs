@@ -1,14 +1,16 @@
 //! What the shards of one gateway share.
 
 use crate::{
-    config::Config, gate::Gate, judge::Judge, metrics::Counters, registry::Registry, shard::mail::Mail,
+    config::Config, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters, registry::Registry,
+    shard::mail::Mail,
 };
 use bowline_links::mailbox::Mailbox;
-use bowline_protocol::link::NodeRef;
+use bowline_protocol::{DeviceId, UserId, ids::RoomName, link::NodeRef};
+use bowline_rooms::{Carrier, Message, Room, Rooms};
 use bowline_session::{Now, Rules};
+use bowline_tls::Stream;
 use bytes::Bytes;
 use std::{
-    net::TcpStream,
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -17,7 +19,21 @@ use std::{
 };
 
 /// Takes over connections of the public port that open no WebSocket, with the bytes that were read.
-pub type Http = Arc<dyn Fn(TcpStream, Bytes) + Send + Sync>;
+pub type Http = Arc<dyn Fn(Stream, Bytes) + Send + Sync>;
+
+/// May this user join this room?
+#[derive(Debug, Clone)]
+pub struct RoomQuestion {
+    pub user: UserId,
+    pub device: DeviceId,
+    pub room: RoomName,
+}
+
+/// Takes the application's verdict on a join, or why there is none; may be called on any thread.
+pub type RoomReply = Box<dyn FnOnce(Result<bool, String>) + Send>;
+
+/// Asks the application, with `rooms.join = "hook"`. Called on a shard's thread: it must not wait.
+pub type RoomJudge = Arc<dyn Fn(RoomQuestion, RoomReply) + Send + Sync>;
 
 /// A drain that has begun.
 #[derive(Debug, Clone)]
@@ -35,11 +51,15 @@ pub struct Shared {
     pub judge: Judge,
     pub gate: Gate,
     pub registry: Registry,
+    pub rooms: Rooms,
+    pub room_judge: Option<RoomJudge>,
     pub clock: Clock,
     pub drain: OnceLock<Drain>,
     /// One for each shard.
     pub counters: Box<[Counters]>,
     pub mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+    /// Where the listeners speak TLS.
+    pub handshakes: Option<Arc<Handshakes>>,
     /// The shards have ended, and nobody empties their mailboxes any more.
     pub stopped: AtomicBool,
     last_login: AtomicU64,
@@ -51,23 +71,27 @@ pub struct Shared {
 impl Shared {
     pub fn new(
         config: Config,
-        rules: Rules,
         node: Arc<NodeRef>,
         judge: Judge,
         gate: Gate,
         mailboxes: Box<[Arc<Mailbox<Mail>>]>,
+        room_judge: Option<RoomJudge>,
+        handshakes: Option<Arc<Handshakes>>,
     ) -> Self {
         Self {
+            rooms: Rooms::new(config.rooms, mailboxes.len(), random()),
+            rules: config.rules(node.node_id.clone()),
             config,
-            rules,
             node,
             judge,
             gate,
             registry: Registry::default(),
+            room_judge,
             clock: Clock::new(),
             drain: OnceLock::new(),
             counters: mailboxes.iter().map(|_| Counters::default()).collect(),
             mailboxes,
+            handshakes,
             stopped: AtomicBool::new(false),
             last_login: AtomicU64::new(0),
             live: AtomicUsize::new(0),
@@ -106,6 +130,26 @@ impl Shared {
         let waited = self.none_live.1.wait_timeout_while(guard, timeout, |()| self.live() > 0);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
+}
+
+impl Carrier for Shared {
+    fn has_space(&self, shard: usize) -> bool {
+        let mailbox = &self.mailboxes[shard];
+        mailbox.depth() < mailbox.capacity()
+    }
+
+    /// Past the capacity, which was looked at before: a shard that waits for another may be waited for by that one.
+    fn carry(&self, shard: usize, room: &Arc<Room>, message: &Message) {
+        let mail = Mail::Room { room: room.clone(), message: message.clone() };
+        self.mailboxes[shard].push_control(mail);
+    }
+}
+
+fn random() -> [u64; 2] {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the system has random numbers once it is up");
+    let [a, b] = [&bytes[..8], &bytes[8..]].map(|half| half.try_into().expect("half of 16 bytes"));
+    [u64::from_ne_bytes(a), u64::from_ne_bytes(b)]
 }
 
 /// Milliseconds since the gateway's start, and since the epoch.

@@ -6,3 +6,4 @@ mod drain;
 mod opening;
 mod refusals;
 mod rig;
+mod rooms;

@@ -1,6 +1,10 @@
 //! A bounded queue that is filled and emptied in batches; its owner is woken when it stops being empty.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+#[cfg(loom)]
+use loom::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::PoisonError;
+#[cfg(not(loom))]
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// A buffer that a burst has made larger than this is given back.
 const KEPT_BYTES: usize = 64 * 1024;

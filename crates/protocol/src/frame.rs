@@ -5,7 +5,7 @@
 
 use crate::{
     error::{CloseCode, ErrorCode},
-    ids::{ConversationId, DeviceClass, DeviceId, GroupId, MessageId, Millis, Seq, UserId},
+    ids::{ConversationId, DeviceClass, DeviceId, GroupId, MessageId, Millis, RoomName, Seq, UserId},
     link::{Send, SendTarget},
 };
 use bytes::Bytes;
@@ -152,6 +152,40 @@ pub enum ClientFrame {
         id: Arc<str>,
         conversation: Arc<str>,
     },
+    /// For the gateway that holds the connection.
+    Room(RoomRequest),
+}
+
+/// What a client asks of a room.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum RoomRequest {
+    Join { id: Arc<str>, room: RoomName, since: Option<Since>, batch: bool },
+    Leave { id: Arc<str>, room: RoomName },
+    Send { id: Arc<str>, room: RoomName, body: Body },
+}
+
+/// Up to where a client knows a room.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Since {
+    pub epoch: String,
+    pub offset: u64,
+}
+
+impl RoomRequest {
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Join { id, .. } | Self::Leave { id, .. } | Self::Send { id, .. } => id,
+        }
+    }
+
+    /// The name on the wire.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Join { .. } => "room.join",
+            Self::Leave { .. } => "room.leave",
+            Self::Send { .. } => "room.send",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -246,6 +280,7 @@ impl ClientFrame {
             Self::GroupRole { .. } => "group.role",
             Self::GroupRename { .. } => "group.rename",
             Self::GroupLeave { .. } => "group.leave",
+            Self::Room(request) => request.name(),
         }
     }
 }
@@ -303,6 +338,12 @@ struct Fields<'a> {
     user: Raw<'a>,
     #[serde(borrow, default, deserialize_with = "present")]
     role: Raw<'a>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    room: Raw<'a>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    since: Raw<'a>,
+    #[serde(borrow, default, deserialize_with = "present")]
+    batch: Raw<'a>,
 }
 
 type Raw<'a> = Option<&'a RawValue>;
@@ -361,6 +402,20 @@ impl<'a> Fields<'a> {
                 conversation: conversation()?,
                 seq: need("seq", self.seq)?,
             },
+            "room.send" => ClientFrame::Room(RoomRequest::Send {
+                id: id()?,
+                room: need("room", self.room)?,
+                body: self.body(binary)?,
+            }),
+            "room.join" => ClientFrame::Room(RoomRequest::Join {
+                id: id()?,
+                room: need("room", self.room)?,
+                since: optional::<Option<Since>>("since", self.since)?.flatten(),
+                batch: optional("batch", self.batch)?.unwrap_or(false),
+            }),
+            "room.leave" => {
+                ClientFrame::Room(RoomRequest::Leave { id: id()?, room: need("room", self.room)? })
+            }
             "ping" => {
                 let data: Option<String> = optional("data", self.data)?;
                 bounded("data", data.as_deref(), PING_DATA_BYTES_MAX)?;
@@ -449,12 +504,16 @@ impl<'a> Fields<'a> {
             (None, Some(conversation)) => SendTarget::Conversation(conversation),
             _ => return Err(fault("give exactly one of to and conversation_id".into())),
         };
-        let body = match (binary, self.body) {
-            (Some(bytes), _) => Body::Binary(Bytes::copy_from_slice(bytes)),
-            (None, Some(raw)) => Body::Json(Bytes::copy_from_slice(raw.get().as_bytes())),
-            (None, None) => return Err(fault("body is missing".into())),
-        };
+        let body = self.body(binary)?;
         Ok(SendRequest { id: need("id", self.id)?, from: optional("from", self.from)?, target, body })
+    }
+
+    fn body(&self, binary: Option<&[u8]>) -> Result<Body, Fault> {
+        match (binary, self.body) {
+            (Some(bytes), _) => Ok(Body::Binary(Bytes::copy_from_slice(bytes))),
+            (None, Some(raw)) => Ok(Body::Json(Bytes::copy_from_slice(raw.get().as_bytes()))),
+            (None, None) => Err(fault("body is missing".into())),
+        }
     }
 
     fn group_name(&self) -> Result<Option<String>, Fault> {
@@ -596,6 +655,8 @@ pub enum ServerFrame<'a> {
         kind: ReceiptKind,
         ts: Millis,
     },
+    #[serde(rename = "room.joined")]
+    RoomJoined { id: &'a str, room: &'a str, epoch: &'a str, offset: u64, recovered: bool, members: u64 },
     #[serde(rename = "sync.notice")]
     SyncNotice { conversations: &'a [Notice], more: bool },
     #[serde(rename = "conversation.changed")]
@@ -731,6 +792,23 @@ mod tests {
                 Err((Malformed, id("h"), false)),
             ),
             (r#"{"type":"history","id":"h","conversation_id":"g:x","limit":200}"#, Ok("history")),
+            (r#"{"type":"room.join","id":"j","room":"r"}"#, Ok("room.join")),
+            (
+                r#"{"type":"room.join","id":"j","room":"r","since":{"epoch":"e","offset":4},"batch":true}"#,
+                Ok("room.join"),
+            ),
+            (r#"{"type":"room.join","id":"j","room":"r","since":null}"#, Ok("room.join")),
+            (
+                r#"{"type":"room.join","id":"j","room":"r","since":{"epoch":"e"}}"#,
+                Err((Malformed, id("j"), false)),
+            ),
+            (r#"{"type":"room.join","id":"j","room":"r","batch":1}"#, Err((Malformed, id("j"), false))),
+            (r#"{"type":"room.join","id":"j","room":"a\tb"}"#, Err((Malformed, id("j"), false))),
+            (r#"{"type":"room.join","room":"r"}"#, Err((Malformed, None, false))),
+            (r#"{"type":"room.leave","id":"l","room":""}"#, Err((Malformed, id("l"), false))),
+            (r#"{"type":"room.leave","id":"l","room":"r"}"#, Ok("room.leave")),
+            (r#"{"type":"room.send","id":"s","room":"r","body":null}"#, Ok("room.send")),
+            (r#"{"type":"room.send","id":"s","room":"r"}"#, Err((Malformed, id("s"), false))),
             (r#"[1]"#, Err((Malformed, None, true))),
             (r#"{"type":"#, Err((Malformed, None, true))),
             (r#""#, Err((Malformed, None, true))),

@@ -10,6 +10,8 @@ pub type Seq = u64;
 
 /// The longest user, device, group and message id, in bytes.
 pub const ID_BYTES_MAX: usize = 64;
+/// The longest name of a room, in bytes.
+pub const ROOM_BYTES_MAX: usize = 128;
 /// The longest `channel` label, in bytes.
 pub const CHANNEL_BYTES_MAX: usize = 32;
 
@@ -19,6 +21,8 @@ pub enum Error {
     Length { what: &'static str, bytes: usize, max: usize },
     #[error("{what} contains {found:?}; ids hold no ':' and no control characters")]
     Character { what: &'static str, found: char },
+    #[error("{what} contains the control character {found:?}")]
+    Control { what: &'static str, found: char },
     #[error("{0:?} is no conversation id; write d:<user>:<user>, users in byte order, or g:<group id>")]
     Conversation(String),
 }
@@ -115,6 +119,18 @@ text_id!(
             return Err(Error::Length { what, bytes: text.len(), max: ID_BYTES_MAX });
         }
         Ok(())
+    }
+);
+text_id!(
+    /// A room; 1 to 128 bytes without control characters.
+    RoomName, "a room name", |what, text| {
+        if text.is_empty() || text.len() > ROOM_BYTES_MAX {
+            return Err(Error::Length { what, bytes: text.len(), max: ROOM_BYTES_MAX });
+        }
+        match text.chars().find(|c| c.is_control()) {
+            Some(found) => Err(Error::Control { what, found }),
+            None => Ok(()),
+        }
     }
 );
 text_id!(
@@ -229,6 +245,10 @@ mod tests {
         assert!(UserId::parse("").is_err());
         assert!(UserId::parse("a:b").is_err());
         assert!(UserId::parse("a\nb").is_err());
+        assert!(RoomName::parse("a:b c").is_ok() && RoomName::parse(&"x".repeat(128)).is_ok());
+        for room in ["", "a\nb", &"x".repeat(129)] {
+            assert!(RoomName::parse(room).is_err(), "{room:?}");
+        }
         assert!(MessageId::parse("a:b").is_ok());
         assert!(MessageId::parse(&"x".repeat(65)).is_err());
     }

@@ -49,6 +49,8 @@ pub enum Up {
     Congested,
     /// What was queued has been written.
     Flowing,
+    /// It has joined a room: memberships are its gateway's and end with it, so that nobody can go on with its session.
+    InRooms,
     Closed(CloseCode),
     /// Answer to a downlink event that found no connection (`gone`), or came before its turn.
     NotHere {
@@ -69,6 +71,8 @@ pub struct Open {
     pub device: DeviceId,
     pub class: Option<DeviceClass>,
     pub channel: Option<Arc<str>>,
+    /// The id of this session, by which a later connection may ask to go on with it.
+    pub session: Arc<str>,
     /// The session that the client would like to go on with.
     pub resume: Option<Arc<str>>,
     pub same_device: SameDevice,

@@ -5,6 +5,7 @@
 //! in a box that exists no longer than that. Text is validated as it arrives, so that an invalid byte ends the
 //! connection at once and not at the end of a message.
 
+pub mod deflate;
 pub mod handshake;
 
 use crate::error::CloseCode;
@@ -20,6 +21,11 @@ pub enum Message<'a> {
     /// Valid UTF-8.
     Text(&'a [u8]),
     Binary(&'a [u8]),
+    /// A compressed message, to be opened with [`deflate::Inflater`] and, when it is text, validated.
+    Deflated {
+        is_text: bool,
+        payload: &'a [u8],
+    },
     Ping(&'a [u8]),
     Pong,
     /// The code is `None` when the frame was empty.
@@ -33,6 +39,8 @@ pub enum Fault {
     Protocol(&'static str),
     #[error("a text message is not UTF-8")]
     Utf8,
+    #[error("a compressed message cannot be opened")]
+    Deflate,
     #[error("a message is longer than {max} bytes; send larger content as an object")]
     TooLarge { max: usize },
 }
@@ -41,7 +49,7 @@ impl Fault {
     pub fn close_code(self) -> CloseCode {
         match self {
             Self::Protocol(_) => CloseCode::ProtocolError,
-            Self::Utf8 => CloseCode::Malformed,
+            Self::Utf8 | Self::Deflate => CloseCode::Malformed,
             Self::TooLarge { .. } => CloseCode::TooLarge,
         }
     }
@@ -68,17 +76,16 @@ impl Opcode {
 struct Header {
     opcode: Opcode,
     fin: bool,
+    /// It begins a compressed message (RFC 7692, 6).
+    deflated: bool,
     mask: [u8; 4],
     payload_bytes: u64,
 }
 
 impl Header {
     /// `None` while the header is not complete; otherwise also its length. Faults show as early as they can.
-    fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, Fault> {
+    fn parse(bytes: &[u8], may_deflate: bool) -> Result<Option<(Self, usize)>, Fault> {
         let Some(&first) = bytes.first() else { return Ok(None) };
-        if first & 0x70 != 0 {
-            return Err(Fault::Protocol("a reserved bit is set"));
-        }
         let opcode = match first & 0x0f {
             0 => Opcode::Continuation,
             1 => Opcode::Text,
@@ -88,6 +95,11 @@ impl Header {
             10 => Opcode::Pong,
             _ => return Err(Fault::Protocol("the opcode is reserved")),
         };
+        let deflated = first & 0x40 != 0;
+        let may_deflate = may_deflate && matches!(opcode, Opcode::Text | Opcode::Binary);
+        if first & 0x30 != 0 || deflated && !may_deflate {
+            return Err(Fault::Protocol("a reserved bit is set"));
+        }
         let fin = first & 0x80 != 0;
         if opcode.is_control() && !fin {
             return Err(Fault::Protocol("a control frame is fragmented"));
@@ -112,7 +124,7 @@ impl Header {
             return Err(Fault::Protocol("the highest bit of a length is set"));
         }
         let mask = mask.try_into().expect("the slice was cut to four bytes");
-        Ok(Some((Self { opcode, fin, mask, payload_bytes }, length)))
+        Ok(Some((Self { opcode, fin, deflated, mask, payload_bytes }, length)))
     }
 }
 
@@ -124,6 +136,7 @@ struct Partial {
     frame: Option<Begun>,
     /// The message in progress: its kind, its bytes (unmasked), how many of them are known to be good text.
     text: Option<bool>,
+    deflated: bool,
     message: Vec<u8>,
     checked: usize,
     /// The control frame in progress.
@@ -148,6 +161,7 @@ impl Partial {
     fn forget_done(&mut self) {
         if self.message_done {
             (self.message, self.text, self.checked, self.message_done) = (Vec::new(), None, 0, false);
+            self.deflated = false;
         }
         if self.control_done {
             (self.control, self.control_done) = (Vec::new(), false);
@@ -156,7 +170,7 @@ impl Partial {
 
     /// Validates what has arrived of a text; `complete` when the message ends here.
     fn check_text(&mut self, complete: bool) -> Result<(), Fault> {
-        if self.text != Some(true) {
+        if self.text != Some(true) || self.deflated {
             return Ok(());
         }
         match simdutf8::compat::from_utf8(&self.message[self.checked..]) {
@@ -178,12 +192,13 @@ impl Decoder {
     /// The next message in `buf[*at..]`, or `None` when more bytes are needed; `at` moves behind what was used. The
     /// decoder keeps what is partial, so all of `buf` is used in the end. After a fault it must not be used again.
     ///
-    /// No message, fragmented or not, may be longer than `max` bytes.
+    /// No message, fragmented or not, may be longer than `max` bytes. Compressed ones come only where `may_deflate`.
     pub fn next<'b>(
         &'b mut self,
         buf: &'b mut [u8],
         at: &mut usize,
         max: usize,
+        may_deflate: bool,
     ) -> Result<Option<Message<'b>>, Fault> {
         if let Some(partial) = &mut self.partial {
             partial.forget_done();
@@ -192,14 +207,14 @@ impl Decoder {
             }
         }
         if self.partial.is_none() {
-            match Header::parse(&buf[*at..])? {
+            match Header::parse(&buf[*at..], may_deflate)? {
                 Some((header, length)) if !matches!(header.opcode, Opcode::Continuation) => {
                     let end = whole(&header, *at + length, buf.len(), max)?;
                     if let (Some(end), true) = (end, header.fin) {
                         let payload = &mut buf[*at + length..end];
                         *at = end;
                         unmask(payload, header.mask, 0);
-                        return single(header.opcode, payload).map(Some);
+                        return single(&header, payload).map(Some);
                     }
                 }
                 _ if *at == buf.len() => return Ok(None),
@@ -207,7 +222,7 @@ impl Decoder {
             }
         }
         let partial = self.partial.get_or_insert_default();
-        partial.next(buf, at, max)
+        partial.next(buf, at, max, may_deflate)
     }
 
     /// Nothing is partial: the connection is between two messages.
@@ -218,15 +233,23 @@ impl Decoder {
 
 /// Where the payload that starts at `start` ends, when it does so before `available`.
 fn whole(header: &Header, start: usize, available: usize, max: usize) -> Result<Option<usize>, Fault> {
-    if !header.opcode.is_control() && header.payload_bytes > max as u64 {
+    if !header.opcode.is_control() && header.payload_bytes > bytes_max(max, header.deflated) as u64 {
         return Err(Fault::TooLarge { max });
     }
     Ok(start.checked_add(header.payload_bytes as usize).filter(|end| *end <= available))
 }
 
+/// The bound of what is collected of a message.
+fn bytes_max(max: usize, deflated: bool) -> usize {
+    if deflated { deflate::deflated_bytes_max(max) } else { max }
+}
+
 /// A message of one frame.
-fn single(opcode: Opcode, payload: &[u8]) -> Result<Message<'_>, Fault> {
-    match opcode {
+fn single<'a>(header: &Header, payload: &'a [u8]) -> Result<Message<'a>, Fault> {
+    if header.deflated {
+        return Ok(Message::Deflated { is_text: header.opcode == Opcode::Text, payload });
+    }
+    match header.opcode {
         Opcode::Text => match simdutf8::basic::from_utf8(payload) {
             Ok(_) => Ok(Message::Text(payload)),
             Err(_) => Err(Fault::Utf8),
@@ -245,11 +268,12 @@ impl Partial {
         buf: &'b mut [u8],
         at: &mut usize,
         max: usize,
+        may_deflate: bool,
     ) -> Result<Option<Message<'b>>, Fault> {
         loop {
             let Begun { header, left } = match self.frame {
                 Some(begun) => begun,
-                None => match self.begin(buf, at, max)? {
+                None => match self.begin(buf, at, max, may_deflate)? {
                     Some(begun) => begun,
                     None => return Ok(None),
                 },
@@ -267,13 +291,16 @@ impl Partial {
                     return Ok(None);
                 }
                 self.control_done = true;
-                return single(header.opcode, &self.control).map(Some);
+                return single(&header, &self.control).map(Some);
             }
             let complete = left == 0 && header.fin;
             self.check_text(complete)?;
             if complete {
                 self.message_done = true;
                 return Ok(Some(match self.text {
+                    is_text if self.deflated => {
+                        Message::Deflated { is_text: is_text == Some(true), payload: &self.message }
+                    }
                     Some(true) => Message::Text(&self.message),
                     _ => Message::Binary(&self.message),
                 }));
@@ -285,9 +312,15 @@ impl Partial {
     }
 
     /// Reads a header, across buffers if need be, and judges whether the frame may stand here.
-    fn begin(&mut self, buf: &[u8], at: &mut usize, max: usize) -> Result<Option<Begun>, Fault> {
+    fn begin(
+        &mut self,
+        buf: &[u8],
+        at: &mut usize,
+        max: usize,
+        may_deflate: bool,
+    ) -> Result<Option<Begun>, Fault> {
         let header = if self.header.is_empty() {
-            match Header::parse(&buf[*at..])? {
+            match Header::parse(&buf[*at..], may_deflate)? {
                 Some((header, length)) => {
                     *at += length;
                     header
@@ -303,7 +336,7 @@ impl Partial {
                 let Some(&byte) = buf.get(*at) else { return Ok(None) };
                 *at += 1;
                 self.header.push(byte);
-                if let Some((header, _)) = Header::parse(&self.header)? {
+                if let Some((header, _)) = Header::parse(&self.header, may_deflate)? {
                     self.header = Vec::new();
                     break header;
                 }
@@ -318,7 +351,11 @@ impl Partial {
             (Opcode::Binary, None) => self.text = Some(false),
             _ => {}
         }
-        if !header.opcode.is_control() && header.payload_bytes > (max - self.message.len()) as u64 {
+        if matches!(header.opcode, Opcode::Text | Opcode::Binary) {
+            self.deflated = header.deflated;
+        }
+        let room = bytes_max(max, self.deflated) - self.message.len();
+        if !header.opcode.is_control() && header.payload_bytes > room as u64 {
             return Err(Fault::TooLarge { max });
         }
         Ok(Some(Begun { header, left: header.payload_bytes }))
@@ -366,13 +403,24 @@ pub enum Kind {
 
 /// Appends the header of an unfragmented frame with a payload of so many bytes.
 pub fn write_header(out: &mut Vec<u8>, kind: Kind, payload_bytes: usize) {
-    out.push(match kind {
+    let first = match kind {
         Kind::Text => 0x81,
         Kind::Binary => 0x82,
         Kind::Close => 0x88,
         Kind::Ping => 0x89,
         Kind::Pong => 0x8a,
-    });
+    };
+    write_first_and_length(out, first, payload_bytes);
+}
+
+/// Appends a whole message with a compressed payload.
+pub fn write_deflated(out: &mut Vec<u8>, is_text: bool, deflated: &[u8]) {
+    write_first_and_length(out, if is_text { 0xc1 } else { 0xc2 }, deflated.len());
+    out.extend_from_slice(deflated);
+}
+
+fn write_first_and_length(out: &mut Vec<u8>, first: u8, payload_bytes: usize) {
+    out.push(first);
     match payload_bytes {
         0..126 => out.push(payload_bytes as u8),
         126..0x1_0000 => {

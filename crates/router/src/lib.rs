@@ -20,10 +20,16 @@ use std::{
 };
 use store::Stores;
 
-pub use bowline_delivery::Config;
+pub use bowline_delivery::{Config, Retention};
 
 /// Messages that may wait for the router. Above, links keep what they have and gateways stop reading.
 pub const INBOX_MESSAGES_MAX: usize = 65_536;
+
+/// Under load a transaction begins at the earliest so long after the one before, and takes in what came meanwhile.
+/// Each costs some hundred microseconds whatever it holds, so that a few large ones are cheaper than many small ones.
+const PACE: Duration = Duration::from_millis(2);
+/// One with fewer writes is no load: the next may follow at once.
+const PACED_WRITES: usize = 3;
 
 /// What the router works with.
 pub struct Parts {
@@ -90,6 +96,7 @@ pub fn start(
         coordination: parts.coordination,
         downlinks,
         began: Instant::now(),
+        paced_until: Instant::now(),
     };
     let join = thread::Builder::new().name("router".into()).spawn(move || driver.run())?;
     let _ = thread.set(join.thread().clone());
@@ -133,6 +140,8 @@ struct Driver {
     coordination: Arc<dyn Coordination>,
     downlinks: Arc<dyn Downlinks>,
     began: Instant,
+    /// Before then no transaction is formed.
+    paced_until: Instant,
 }
 
 impl Driver {
@@ -151,6 +160,8 @@ impl Driver {
             for uplink in uplinks.drain(..) {
                 self.core.on_event(Event::Uplink(uplink), now);
             }
+            let pause = self.paced_until.saturating_duration_since(Instant::now());
+            self.core.hold(!pause.is_zero() && !is_stopping);
             self.core.on_turn(now);
             let is_busy = self.carry_out();
             if !is_idle || is_busy {
@@ -160,10 +171,10 @@ impl Driver {
             if is_stopping && self.core.queue_depth() == 0 {
                 return;
             }
-            match self.core.next_due() {
-                Some(due) => thread::park_timeout(Duration::from_millis(due.saturating_sub(now.mono).max(1))),
-                None => thread::park_timeout(Duration::from_secs(1)),
-            }
+            let due =
+                self.core.next_due().map(|due| Duration::from_millis(due.saturating_sub(now.mono).max(1)));
+            let wait = due.unwrap_or(Duration::from_secs(1));
+            thread::park_timeout(if pause.is_zero() { wait } else { wait.min(pause) });
         }
     }
 
@@ -176,7 +187,12 @@ impl Driver {
         for action in actions {
             match action {
                 Action::Send(downlink) => down.push(downlink),
-                Action::Commit(batch) => self.stores.commit(batch),
+                Action::Commit(batch) => {
+                    if batch.writes.len() >= PACED_WRITES {
+                        self.paced_until = Instant::now() + PACE;
+                    }
+                    self.stores.commit(batch);
+                }
                 Action::Read { read, lane, query } => reads.push((lane, (read, query))),
                 Action::Claim { conn, open } => {
                     let (shared, to) = (self.shared.clone(), conn.clone());

@@ -16,5 +16,5 @@ mod session;
 pub use machine::State;
 pub use opening::{Denial, Fresh, Grant, Hello, Refusal};
 pub use outbox::{Chunk, Outbox};
-pub use rules::{Context, Now, Rules};
+pub use rules::{Context, Now, RoomJoin, Rules};
 pub use session::{Action, Claims, Session, Turn};

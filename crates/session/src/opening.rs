@@ -41,6 +41,8 @@ pub struct Grant {
     pub issued_at: Millis,
     pub token_id: Option<Box<str>>,
     pub session_id: Option<Box<str>>,
+    /// Rooms (`name` or `prefix*`) that the token may join.
+    pub rooms: Option<Arc<[Box<str>]>>,
 }
 
 /// Why there is no identity.
@@ -158,6 +160,7 @@ pub(crate) fn plan_open(
         }),
         class: grant.class.or(hello.class),
         channel: hello.channel.clone(),
+        session: format!("{:032x}", fresh.session).into(),
         resume: hello.resume.clone(),
         same_device,
     })

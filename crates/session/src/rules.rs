@@ -33,6 +33,19 @@ pub struct Rules {
     /// Requests per second of one connection, bursts of one second; 0 is no limit.
     pub frames_per_second: u32,
     pub same_device: SameDevice,
+    pub room_join: RoomJoin,
+}
+
+/// Who may join a room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RoomJoin {
+    /// Everybody with an identity.
+    #[default]
+    Any,
+    /// Whose token names the room.
+    Claim,
+    /// Whom the application lets in.
+    Hook,
 }
 
 /// A moment, by a clock that only runs forward and by the wall's.

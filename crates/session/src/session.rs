@@ -4,13 +4,13 @@ use crate::{
     machine::{Effect, Event, State},
     opening::{Denial, Fresh, Grant, Hello, Refusal, plan_open},
     rules::{
-        CLOCK_SKEW_MS, CONNECT_TIMEOUT_MS, Context, EXPIRING_MS, LINGER_MS, LINGER_SLOW_MS, Now, Rules,
-        UNPARSABLE_MAX,
+        CLOCK_SKEW_MS, CONNECT_TIMEOUT_MS, Context, EXPIRING_MS, LINGER_MS, LINGER_SLOW_MS, Now, RoomJoin,
+        Rules, UNPARSABLE_MAX,
     },
 };
 use bowline_protocol::{
     ClientFrame, CloseCode, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId, VERSION,
-    frame::{Connect, DecodeError, PING_DATA_BYTES_MAX},
+    frame::{Connect, DecodeError, PING_DATA_BYTES_MAX, RoomRequest},
     link::Up,
 };
 use bytes::Bytes;
@@ -23,6 +23,9 @@ pub enum Action {
     Verify { token: String, device: Option<DeviceId>, refresh: bool },
     /// Tell the router.
     Up(Up),
+    /// Carry out what is asked of a room. A join that the application has to judge counts as undecided until
+    /// [`Session::on_decided`].
+    Room(RoomRequest),
     /// Send a frame of the gateway's own.
     Send(Frame),
     /// Ask for a sign of life.
@@ -75,6 +78,21 @@ pub enum Turn {
 pub struct Claims {
     pub token_id: Option<Box<str>>,
     pub session_id: Option<Box<str>>,
+    /// What the token says about rooms, where that is asked. A thin pointer: most tokens say nothing.
+    rooms: Option<Box<RoomClaim>>,
+}
+
+/// Names of rooms; one that ends in `*` stands for all that begin so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct RoomClaim(Arc<[Box<str>]>);
+
+impl RoomClaim {
+    fn names(&self, room: &str) -> bool {
+        self.0.iter().any(|name| match name.strip_suffix('*') {
+            Some(prefix) => room.starts_with(prefix),
+            None => **name == *room,
+        })
+    }
 }
 
 /// The identity of a connection. It is set once.
@@ -122,6 +140,7 @@ pub struct Session {
 
 const _: () = assert!(size_of::<Session>() <= 88);
 const _: () = assert!(size_of::<Bound>() <= 96);
+const _: () = assert!(size_of::<Claims>() <= 40);
 
 type Out = Vec<Action>;
 
@@ -328,8 +347,13 @@ impl Session {
         } else {
             grant.expires_at
         };
-        let claims = Claims { token_id: grant.token_id, session_id: grant.session_id };
-        let any = claims.token_id.is_some() || claims.session_id.is_some();
+        let rooms = grant.rooms.filter(|_| cx.rules.room_join == RoomJoin::Claim);
+        let claims = Claims {
+            token_id: grant.token_id,
+            session_id: grant.session_id,
+            rooms: rooms.map(|names| Box::new(RoomClaim(names))),
+        };
+        let any = claims.token_id.is_some() || claims.session_id.is_some() || claims.rooms.is_some();
         bound.claims = any.then(|| Box::new(claims));
         self.expiry_told = false;
     }
@@ -551,6 +575,7 @@ impl Session {
                 self.fail(Some("connect"), ErrorCode::IdentityMismatch, message, id, out);
             }
             ClientFrame::AuthRefresh { id, token } => self.on_refresh(id, token, out),
+            ClientFrame::Room(request) => self.on_room(cx, request, out),
             frame => self.forward(cx, frame, out),
         }
     }
@@ -607,21 +632,40 @@ impl Session {
             return self.fail(Some("msg.send"), ErrorCode::IdentityMismatch, message, Some(&send.id), out);
         }
         if let (Err(wait_ms), Some(id)) = (self.pay(cx), request_id(&frame)) {
-            let message = "more requests per second than this server takes from one connection";
-            out.push(Action::Failed { frame: Some(frame.name()), code: ErrorCode::RateLimited });
-            let error = ServerFrame::Error {
-                code: ErrorCode::RateLimited,
-                message,
-                id: Some(id),
-                retry_after_ms: Some(wait_ms),
-            };
-            return out.push(Action::Send(error.encode()));
+            return too_fast(frame.name(), id, wait_ms, out);
         }
         self.undecided += 1;
         out.push(Action::Up(Up::Frame(frame)));
         if self.undecided > cx.rules.backpressure_high {
             self.judge_marks(cx, out);
         }
+    }
+
+    /// Rooms are the gateway's own: what comes of them is not the router's to decide.
+    fn on_room(&mut self, cx: &Context<'_>, request: RoomRequest, out: &mut Out) {
+        if let Err(wait_ms) = self.pay(cx) {
+            return too_fast(request.name(), request.id(), wait_ms, out);
+        }
+        if let RoomRequest::Join { id, room, .. } = &request {
+            match cx.rules.room_join {
+                RoomJoin::Any => {}
+                RoomJoin::Claim if self.claims_room(room) => {}
+                RoomJoin::Claim => {
+                    let message = "the token does not name this room in its claim rooms";
+                    return self.fail(Some("room.join"), ErrorCode::Forbidden, message, Some(id), out);
+                }
+                RoomJoin::Hook => self.undecided += 1,
+            }
+        }
+        out.push(Action::Room(request));
+        if self.undecided > cx.rules.backpressure_high {
+            self.judge_marks(cx, out);
+        }
+    }
+
+    fn claims_room(&self, room: &str) -> bool {
+        let rooms = self.claims().and_then(|claims| claims.rooms.as_ref());
+        rooms.is_some_and(|rooms| rooms.names(room))
     }
 
     /// Takes a request's share of `frames_per_second`; the error says how long to wait.
@@ -713,6 +757,13 @@ impl Session {
     }
 }
 
+fn too_fast(frame: &'static str, id: &str, wait_ms: u64, out: &mut Out) {
+    let message = "more requests per second than this server takes from one connection";
+    let (code, retry_after_ms) = (ErrorCode::RateLimited, Some(wait_ms));
+    out.push(Action::Failed { frame: Some(frame), code });
+    out.push(Action::Send(ServerFrame::Error { code, message, id: Some(id), retry_after_ms }.encode()));
+}
+
 /// The `data` of a ping in its usual form, when it can be sent back as it stands.
 fn plain_ping_data(text: &[u8]) -> Option<&[u8]> {
     let data = text.strip_prefix(br#"{"type":"ping","data":""#)?.strip_suffix(br#""}"#)?;
@@ -744,6 +795,7 @@ fn request_id(frame: &ClientFrame) -> Option<&str> {
         | ClientFrame::GroupRename { id, .. }
         | ClientFrame::GroupLeave { id, .. } => Some(id),
         ClientFrame::AuthRefresh { id, .. } => Some(id),
+        ClientFrame::Room(request) => Some(request.id()),
         ClientFrame::Connect(_)
         | ClientFrame::Ping { .. }
         | ClientFrame::Pong

@@ -15,6 +15,8 @@ pub struct View {
     seen: BTreeMap<String, Seq>,
     /// The ids that were sent on this connection.
     pub sent: BTreeSet<String>,
+    /// It goes on with the session of another connection, which may have been sent what is marked redelivered here.
+    is_resumed: bool,
 }
 
 /// What one device has of each conversation, in one life of its storage.
@@ -34,6 +36,7 @@ struct Fields {
     user_id: String,
     device_id: String,
     redelivered: bool,
+    resumed: bool,
     messages: Vec<Fields>,
     conversations: Vec<Row>,
     first_seq: Seq,
@@ -73,6 +76,7 @@ impl View {
                     let text = format!("{}/{} was greeted as {json}", seer.user, seer.device);
                     return broken("identity", text);
                 }
+                self.is_resumed = frame.resumed;
                 Ok(())
             }
             "msg.push" => self.on_push(model, seer, &frame),
@@ -90,8 +94,9 @@ impl View {
         let conversation = shown(model, seer, frame)?;
         let (id, seq) = (&frame.conversation_id, frame.seq);
         let before = self.seen.get(id).copied();
-        if frame.redelivered {
-            if before.is_none_or(|before| seq > before) {
+        let is_ahead = before.is_none_or(|before| seq > before);
+        if frame.redelivered && !(is_ahead && self.is_resumed) {
+            if is_ahead {
                 let text =
                     format!("{id} {seq} came as redelivered, and was neither pushed nor announced before");
                 return broken("order", text);

@@ -30,6 +30,8 @@ pub struct Device {
     pub life: u64,
     pub socket: Option<usize>,
     pub is_connected: bool,
+    /// The session that it asks to go on with; known while the program runs.
+    session: Option<String>,
     timer: u64,
     /// What survives the program: positions, and what is not acknowledged.
     kept: HashMap<String, u64>,
@@ -66,6 +68,7 @@ impl Device {
             life: 0,
             socket: None,
             is_connected: false,
+            session: None,
             timer: u64::MAX,
             kept: HashMap::new(),
             mail: Vec::new(),
@@ -86,6 +89,16 @@ impl Device {
 
 fn is_heartbeat(text: &str) -> bool {
     text == "pong" || text.contains("\"type\":\"ping\"") || text.contains("\"type\":\"pong\"")
+}
+
+/// The session that `connected` names.
+fn session_of(text: &str) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Connected {
+        session_id: String,
+    }
+    let is_connected = text.starts_with(r#"{"type":"connected""#);
+    is_connected.then(|| serde_json::from_str::<Connected>(text).ok()).flatten().map(|c| c.session_id)
 }
 
 impl World {
@@ -119,7 +132,7 @@ impl World {
     pub fn end_client(&mut self, device: usize, forgets: bool, says_bye: bool) {
         let found = &mut self.devices[device];
         let Some(core) = found.core.take() else { return };
-        found.is_connected = false;
+        (found.is_connected, found.session) = (false, None);
         found.asked.clear();
         found.kept = core.positions().map(|(id, seq)| (id.to_owned(), seq)).collect();
         if forgets {
@@ -205,6 +218,9 @@ impl World {
                 let seer = found.seer();
                 let checked = self.sockets[socket].view.on_frame(&self.model, &seer, &text);
                 self.check(checked);
+                if let Some(session) = session_of(&text) {
+                    self.devices[device].session = Some(session);
+                }
                 if let Some(core) = &mut self.devices[device].core {
                     core.on_text(&text, now);
                 }
@@ -266,6 +282,7 @@ impl World {
                 self.after(delay, Event::Dial { device, life, gateway });
             }
             Output::Text(text) => {
+                let text = self.with_resume(device, text);
                 self.on_client_says(device, &text);
                 if self.plant == Some(Plant::NoGapRepair) && text.contains("\"id\":\"~") {
                     return;
@@ -292,6 +309,20 @@ impl World {
                 }
             }
             Output::Event(event) => self.on_told(device, event),
+        }
+    }
+
+    /// The client library asks for no session; programs that do are simulated all the same.
+    fn with_resume(&self, device: usize, text: String) -> String {
+        let Some(session) = self.devices[device].session.as_ref().filter(|_| self.plan.resume_ms > 0) else {
+            return text;
+        };
+        match serde_json::from_str::<Value>(&text) {
+            Ok(mut connect) if connect["type"] == "connect" => {
+                connect["resume"] = json!(session);
+                connect.to_string()
+            }
+            _ => text,
         }
     }
 
@@ -372,6 +403,7 @@ impl World {
                 self.after(delay, Event::Revive { device, life });
             }
             Told::Receipt { .. } | Told::Waiting { .. } | Told::Frame(_) => {}
+            Told::RoomJoined { .. } | Told::RoomMessage(_) | Told::RoomRefused { .. } => {}
         }
     }
 

@@ -167,6 +167,15 @@ impl Model {
                 Write::DeleteConversation { conversation } => {
                     return broken("durable", format!("{conversation} was deleted and nobody asked for it"));
                 }
+                Write::ExpireMessages { conversation, up_to, .. } => {
+                    return broken(
+                        "durable",
+                        format!("{conversation} lost all up to {up_to}; all is kept here"),
+                    );
+                }
+                Write::ForgetIds { before, .. } => {
+                    return broken("once", format!("ids before {before} were forgotten; all are kept here"));
+                }
                 // Devices belong to no partition and are not fenced. What a router that was taken over still writes of
                 // them its successor does not know: such a device is new when it comes to the successor.
                 Write::PutDevice { .. } if !by_owner => {}

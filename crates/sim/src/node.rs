@@ -10,7 +10,7 @@ use bowline_protocol::{
     CloseCode, DeviceId, Frame, ServerFrame, UserId,
     link::{Answer, ConnRef, Down, NodeRef, SameDevice, Target, Up, Uplink},
 };
-use bowline_session::{Action, Context, Denial, Fresh, Grant, Now, Rules, Session, State, Turn};
+use bowline_session::{Action, Context, Denial, Fresh, Grant, Now, RoomJoin, Rules, Session, State, Turn};
 use bytes::{BufMut, Bytes, BytesMut};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -74,6 +74,7 @@ impl Gateway {
             max_frame_bytes: 32 * 1024,
             frames_per_second: 0,
             same_device: SameDevice::Replace,
+            room_join: RoomJoin::Any,
         };
         let mut gateway = Self {
             number,
@@ -230,7 +231,9 @@ impl World {
                 self.gateways[gateway].conns.remove(&conn);
                 self.send_to_client(socket, Wire::End);
             }
-            Action::Opened
+            // No client of these is in a room.
+            Action::Room(_)
+            | Action::Opened
             | Action::Ended { .. }
             | Action::Paused
             | Action::Resumed
@@ -293,6 +296,7 @@ impl World {
                 issued_at: wall,
                 token_id: None,
                 session_id: None,
+                rooms: None,
             }),
             None => Err(Denial::Token("no token of this server".into())),
         };

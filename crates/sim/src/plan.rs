@@ -17,6 +17,8 @@ pub struct Plan {
     pub batch_max: usize,
     pub before_send: bool,
     pub outbox: bool,
+    /// How long a session is held.
+    pub resume_ms: u64,
     pub steps: Vec<Step>,
     /// When the last step is over and the faults end.
     pub ends_at: u64,
@@ -222,6 +224,7 @@ impl Plan {
             batch_max: *rng.pick(&[1, 4, 100]),
             before_send: rng.chance(200),
             outbox: rng.chance(500),
+            resume_ms: *rng.pick(&[0, 1_000, 15_000]),
             steps: Vec::new(),
             ends_at: 0,
         };

@@ -7,7 +7,7 @@ use crate::{
     world::{Event, World},
 };
 use bowline_coordination::Coordination;
-use bowline_delivery::{Action, Config, Core, Now, Verdict, persist::Query};
+use bowline_delivery::{Action, Config, Core, Now, Retention, Verdict, persist::Query};
 use bowline_protocol::{
     ErrorCode,
     error::Refusal,
@@ -51,6 +51,8 @@ impl World {
             owner_epoch: self.epoch,
             before_send: self.plan.before_send,
             outbox: self.plan.outbox,
+            retention: Retention::default(),
+            resume_ms: self.plan.resume_ms,
         };
         let router = self.routers.len();
         self.routers.push(Router {

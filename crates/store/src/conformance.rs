@@ -1,5 +1,7 @@
 //! What every store has to do. Each case gets a store of its own, which is empty; a fault is a panic.
 
+mod retention;
+
 use crate::{Reader, Writer, model::Model};
 use bowline_delivery::persist::{
     Batch, ConversationState, Device, Fence, Found, Ledger, LedgerDelta, Member, Message, Outcome,
@@ -36,6 +38,15 @@ pub const CASES: &[Case] = &[
     ("conversations by newest activity, page by page", conversation_list),
     ("a direct conversation tells the other's positions", peers),
     ("the ledger adds up and counts what waits", ledger),
+    (
+        "what retention takes is gone for everybody, and its numbers are not given again",
+        retention::expired_messages,
+    ),
+    ("what retention takes no longer waits, and the ledger adds up", retention::expired_ledger),
+    ("an id outlives its message as long as it is to", retention::expired_ids),
+    ("messages that are overdue are found, the oldest first, and no others", retention::overdue),
+    ("messages beyond the newest of a conversation are found", retention::excess),
+    ("devices that were not seen for long are found", retention::stale_devices),
 ];
 
 /// Runs all cases, and `seeds` random histories beside [`Model`].
@@ -732,6 +743,12 @@ impl Dice {
                     Write::DeleteConversation { conversation }
                 }
                 37 => Write::ForgetDevice { user: self.user(), device: self.device() },
+                36 => Write::ExpireMessages {
+                    conversation,
+                    up_to: self.roll(last + 2),
+                    ids_from: self.roll(100),
+                },
+                38 => Write::ForgetIds { before: self.roll(60), limit: 1_000 },
                 _ => Write::PutDevice {
                     user: self.user(),
                     device: self.device(),

@@ -1,7 +1,7 @@
 //! A store in memory, as plain as can be: what the others are compared with, and what simulations run on.
 
 use bowline_delivery::persist::{
-    Batch, ConversationState, Device, Fence, Found, Ledger, Member, Message, OutboxEvent, Outcome,
+    Batch, ConversationState, Device, Fence, Found, Ledger, Member, Message, OutboxEvent, Outcome, Overdue,
     PARTITION_COUNT, Query, Receipt, Refused, Summary, Waiting, Write,
 };
 use bowline_protocol::{ConversationId, DeviceId, MessageId, Millis, Seq, UserId, ids::DeviceClass};
@@ -20,6 +20,8 @@ pub struct Model(Arc<Mutex<State>>);
 struct State {
     conversations: BTreeMap<ConversationId, Arc<Conversation>>,
     ids: HashMap<(UserId, MessageId), Receipt>,
+    /// The ids of messages that retention has taken.
+    gone: BTreeSet<Gone>,
     devices: BTreeMap<(UserId, DeviceId), (Option<DeviceClass>, Millis)>,
     ledger: Ledger,
     outbox: Vec<OutboxEvent>,
@@ -27,6 +29,9 @@ struct State {
     /// Messages that were ever stored.
     arrivals: u64,
 }
+
+/// When it was stored, and what it was.
+type Gone = (Millis, ConversationId, Seq, UserId, MessageId);
 
 #[derive(Clone)]
 struct Conversation {
@@ -37,6 +42,9 @@ struct Conversation {
     messages: Vec<Message>,
     /// The place of the newest message among all; 0 when there is none.
     arrived: u64,
+    /// Up to here retention has taken the messages, and the time of the last of them.
+    floor: Seq,
+    floor_ts: Millis,
 }
 
 impl Default for State {
@@ -44,6 +52,7 @@ impl Default for State {
         Self {
             conversations: BTreeMap::new(),
             ids: HashMap::new(),
+            gone: BTreeSet::new(),
             devices: BTreeMap::new(),
             ledger: Ledger::default(),
             outbox: Vec::new(),
@@ -55,11 +64,17 @@ impl Default for State {
 
 impl Conversation {
     fn last(&self) -> Seq {
-        self.messages.last().map_or(0, |message| message.seq)
+        self.messages.last().map_or(self.floor, |message| message.seq)
     }
 
     fn last_ts(&self) -> Millis {
-        self.messages.last().map_or(self.at, |message| message.ts)
+        self.messages.last().map_or(self.at.max(self.floor_ts), |message| message.ts)
+    }
+
+    /// The oldest messages, as long as they are due and there is room.
+    fn oldest(&self, room: usize, is_due: impl Fn(&Message) -> bool) -> Vec<(Seq, UserId)> {
+        let due = self.messages.iter().take(room).take_while(|message| is_due(message));
+        due.map(|message| (message.seq, message.from.clone())).collect()
     }
 
     fn waiting(&self) -> i64 {
@@ -112,6 +127,7 @@ struct Draft<'a> {
     devices: BTreeMap<(UserId, DeviceId), (Option<DeviceClass>, Millis)>,
     ids: HashMap<(UserId, MessageId), Receipt>,
     deleted: BTreeSet<(UserId, MessageId)>,
+    gone: BTreeSet<Gone>,
     arrivals: u64,
 }
 
@@ -129,6 +145,7 @@ impl State {
             devices: self.devices.clone(),
             ids: HashMap::new(),
             deleted: BTreeSet::new(),
+            gone: self.gone.clone(),
             arrivals: self.arrivals,
         };
         let mut faults = Vec::new();
@@ -142,9 +159,9 @@ impl State {
         if !faults.is_empty() {
             return Outcome::Refused(faults);
         }
-        let Draft { conversations, devices, ids, deleted, arrivals, .. } = draft;
+        let Draft { conversations, devices, ids, deleted, gone, arrivals, .. } = draft;
         self.arrivals = arrivals;
-        (self.conversations, self.devices) = (conversations, devices);
+        (self.conversations, self.devices, self.gone) = (conversations, devices, gone);
         self.ids.retain(|key, _| !deleted.contains(key));
         self.ids.extend(ids);
         self.ledger.accepted += batch.ledger.accepted;
@@ -164,6 +181,7 @@ impl State {
                         meta: found.meta.clone(),
                         last: found.last(),
                         last_ts: found.last_ts(),
+                        floor: found.floor,
                         members: found.members.clone().into_iter().collect(),
                         tail: found.messages[skip..].to_vec(),
                     })
@@ -221,7 +239,42 @@ impl State {
                 let waiting: i64 = self.conversations.values().map(|found| found.waiting()).sum();
                 Found::Ledger { ledger: self.ledger, waiting: waiting.max(0) as u64 }
             }
+            // Always from the beginning: what was found before has been taken since.
+            Query::Overdue { before, ids_before, limit, .. } => {
+                let ids = self.gone.first().is_some_and(|(ts, ..)| ts < ids_before);
+                let runs =
+                    self.runs(*limit as usize, |_, found, room| found.oldest(room, |m| m.ts < *before));
+                overdue(runs, *limit, ids)
+            }
+            Query::Excess { keep, of, limit, .. } => {
+                let runs = self.runs(*limit as usize, |id, found, room| {
+                    let is_asked = of.as_ref().is_none_or(|of| of == id);
+                    found.oldest(room, |m| is_asked && m.seq + keep <= found.last())
+                });
+                overdue(runs, *limit, false)
+            }
+            Query::StaleDevices { before, .. } => {
+                let stale = self.devices.iter().filter(|(_, (_, last_seen))| last_seen < before);
+                let devices = stale.map(|(device, _)| device.clone()).collect();
+                Found::StaleDevices { devices, next: 0, more: false }
+            }
         }
+    }
+
+    fn runs(
+        &self,
+        limit: usize,
+        oldest: impl Fn(&ConversationId, &Conversation, usize) -> Vec<(Seq, UserId)>,
+    ) -> Vec<Overdue> {
+        let (mut runs, mut room) = (Vec::new(), limit);
+        for (id, found) in &self.conversations {
+            let messages = oldest(id, found, room);
+            room -= messages.len();
+            if !messages.is_empty() {
+                runs.push(Overdue { conversation: id.clone(), messages });
+            }
+        }
+        runs
     }
 
     fn range(&self, id: &ConversationId, from: Seq, to: Seq) -> impl Iterator<Item = &Message> {
@@ -273,6 +326,11 @@ impl State {
     }
 }
 
+fn overdue(runs: Vec<Overdue>, limit: u32, ids: bool) -> Found {
+    let count: usize = runs.iter().map(|run| run.messages.len()).sum();
+    Found::Overdue { runs, next: 0, more: count == limit as usize, ids }
+}
+
 impl Draft<'_> {
     fn write(&mut self, write: &Write) -> Result<Option<Refused>, String> {
         match write {
@@ -287,6 +345,8 @@ impl Draft<'_> {
                     members: members.iter().cloned().collect(),
                     messages: Vec::new(),
                     arrived: 0,
+                    floor: 0,
+                    floor_ts: 0,
                 };
                 self.conversations.insert(conversation.clone(), Arc::new(new));
             }
@@ -300,7 +360,8 @@ impl Draft<'_> {
                 if let Some(receipt) = self.ids.get(&key).or(stored) {
                     return Ok(Some(Refused::Duplicate(receipt.clone())));
                 }
-                if found.messages.iter().any(|other| other.seq == message.seq) {
+                let is_there = |other: &Message| other.seq == message.seq;
+                if message.seq <= found.floor || found.messages.iter().any(is_there) {
                     let stored = self.before.conversations.get(&message.conversation);
                     return Ok(Some(Refused::SeqTaken { last: stored.map_or(0, |found| found.last()) }));
                 }
@@ -325,7 +386,11 @@ impl Draft<'_> {
                     .conversations
                     .get_mut(conversation)
                     .ok_or_else(|| format!("{conversation} does not exist"))?;
-                Arc::make_mut(found).members.insert(user.clone(), member.clone());
+                let mut member = member.clone();
+                if found.floor > 0 {
+                    member.lift(found.floor);
+                }
+                Arc::make_mut(found).members.insert(user.clone(), member);
             }
             Write::RemoveMember { conversation, user } => {
                 if let Some(found) = self.conversations.get_mut(conversation) {
@@ -345,7 +410,40 @@ impl Draft<'_> {
                         self.ids.remove(&key);
                         self.deleted.insert(key);
                     }
+                    self.forget_ids(|(_, place, ..)| place == conversation, usize::MAX);
                 }
+            }
+            Write::ExpireMessages { conversation, up_to, ids_from } => {
+                let found = self
+                    .conversations
+                    .get_mut(conversation)
+                    .ok_or_else(|| format!("{conversation} does not exist"))?;
+                let floor = (*up_to).min(found.last());
+                if floor <= found.floor {
+                    return Ok(None);
+                }
+                let found = Arc::make_mut(found);
+                found.floor = floor;
+                if found.last() <= floor {
+                    found.arrived = 0;
+                }
+                let (taken, kept) =
+                    std::mem::take(&mut found.messages).into_iter().partition(|m| m.seq <= floor);
+                found.messages = kept;
+                found.members.values_mut().for_each(|member| member.lift(floor));
+                let taken: Vec<Message> = taken;
+                found.floor_ts = taken.last().map_or(0, |m| m.ts).max(found.floor_ts);
+                for Message { conversation, seq, id, from, ts, .. } in taken {
+                    if ts >= *ids_from {
+                        self.gone.insert((ts, conversation, seq, from, id));
+                    } else {
+                        self.ids.remove(&(from.clone(), id.clone()));
+                        self.deleted.insert((from, id));
+                    }
+                }
+            }
+            Write::ForgetIds { before, limit } => {
+                self.forget_ids(|(ts, ..)| ts < before, *limit as usize);
             }
             Write::PutDevice { user, device, class, last_seen } => {
                 self.devices.insert((user.clone(), device.clone()), (*class, *last_seen));
@@ -360,5 +458,15 @@ impl Draft<'_> {
             }
         }
         Ok(None)
+    }
+
+    fn forget_ids(&mut self, is_meant: impl Fn(&Gone) -> bool, limit: usize) {
+        let meant: Vec<Gone> = self.gone.iter().filter(|gone| is_meant(gone)).take(limit).cloned().collect();
+        for gone in meant {
+            self.gone.remove(&gone);
+            let (.., from, id) = gone;
+            self.ids.remove(&(from.clone(), id.clone()));
+            self.deleted.insert((from, id));
+        }
     }
 }

@@ -7,6 +7,7 @@ mod auth;
 mod backup;
 mod checkpoint;
 mod codec;
+mod inspect;
 mod reader;
 mod schema;
 mod vfs;
@@ -14,6 +15,7 @@ mod writer;
 
 pub use auth::{AuthError, AuthTables, Revocation, RevocationKind, Session};
 pub use backup::{BackupError, backup};
+pub use inspect::{Inspected, inspect};
 pub use reader::Reader;
 pub use writer::Writer;
 

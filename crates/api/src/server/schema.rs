@@ -1,14 +1,15 @@
 //! What the description of the API says beyond the handlers: texts with bounds, answers, refusals, keys.
 
 use super::messages::Stored;
-use crate::limits::{REASON_BYTES_MAX, ROOM_BYTES_MAX, TOKEN_NAME_BYTES_MAX};
+use crate::limits::{MESSAGES_MAX, REASON_BYTES_MAX, ROOM_BYTES_MAX, TOKEN_NAME_BYTES_MAX};
 use bowline_protocol::{ErrorCode, frame::NAME_BYTES_MAX, ids::ID_BYTES_MAX};
 use serde_json::Value;
 use std::{borrow::Cow, collections::BTreeMap};
 use utoipa::{
     IntoResponses, Modify, OpenApi, PartialSchema, ToSchema,
     openapi::{
-        ContentBuilder, HeaderBuilder, Object, ObjectBuilder, Ref, RefOr, Response, ResponseBuilder, Schema,
+        ArrayBuilder, ContentBuilder, HeaderBuilder, Object, ObjectBuilder, Ref, RefOr, Response,
+        ResponseBuilder, Schema,
         schema::Type,
         security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme},
     },
@@ -73,6 +74,7 @@ texts! {
     GroupId: ID_BYTES_MAX, ID, "Without `g:`; 1 to 64 bytes without `:` and control characters";
     MessageId: ID_BYTES_MAX, None, "Unique among all messages of this sender; the same id again is the same message";
     ConversationId: 2 * ID_BYTES_MAX + 3, Some(CONVERSATION), "`d:<user>:<user>`, the users in byte order, or `g:<group id>`";
+    RoomName: ROOM_BYTES_MAX, Some(r"^[^\u0000-\u001f\u007f-\u009f]+$"), "1 to 128 bytes without control characters";
     TokenName: TOKEN_NAME_BYTES_MAX, None, "`jti` or `sid` of a token";
     RoomPattern: ROOM_BYTES_MAX, None, "The name of a room, or the beginning of names and `*`";
 }
@@ -199,6 +201,46 @@ pub struct NewMessage {
     /// Any JSON; with `body_encoding`, bytes in Base64.
     body: Value,
     body_encoding: Option<Encoding>,
+}
+
+/// One message, or a list of 1 to 1,000.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code)]
+pub enum NewRoomMessages {
+    One(NewRoomMessage),
+    Many(NewRoomMessageList),
+}
+
+pub struct NewRoomMessageList;
+
+impl PartialSchema for NewRoomMessageList {
+    fn schema() -> RefOr<Schema> {
+        let items: RefOr<Schema> = Ref::from_schema_name("NewRoomMessage").into();
+        ArrayBuilder::new().items(items).min_items(Some(1)).max_items(Some(MESSAGES_MAX)).build().into()
+    }
+}
+
+impl ToSchema for NewRoomMessageList {
+    fn name() -> Cow<'static, str> {
+        "NewRoomMessageList".into()
+    }
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code)]
+pub struct NewRoomMessage {
+    /// Who says it; left out for the application itself.
+    from: Option<UserId>,
+    /// Any JSON; with `body_encoding`, bytes in Base64.
+    body: Value,
+    body_encoding: Option<Encoding>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code)]
+pub struct Published {
+    offset: u64,
 }
 
 #[derive(ToSchema)]

@@ -1,7 +1,12 @@
 //! The result as a table and as JSON.
 
+use anyhow::Context;
 use hdrhistogram::Histogram;
+use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
+use std::time::Duration;
+
+pub const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
 /// Rows in order, each a name, a value and its unit.
 #[derive(Default)]
@@ -16,7 +21,7 @@ impl Report {
 
     /// The percentiles of a histogram of microseconds.
     pub fn latencies(&mut self, name: &str, histogram: &Histogram<u64>) {
-        for (label, quantile) in [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)] {
+        for (label, quantile) in QUANTILES {
             self.row(&format!("{name}_{label}"), histogram.value_at_quantile(quantile) as f64 / 1000.0, "ms");
         }
     }
@@ -24,6 +29,7 @@ impl Report {
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|(name, value, unit)| {
             let key = if unit.is_empty() { name.clone() } else { format!("{name}_{}", key_unit(unit)) };
+            // What is no number, because there is none, is null.
             (key, json!((value * 1000.0).round() / 1000.0))
         });
         Value::Object(rows.collect::<Map<String, Value>>())
@@ -48,13 +54,33 @@ fn key_unit(unit: &str) -> &str {
         "B" => "bytes",
         "µs" => "us",
         "1/s" => "per_s",
+        "%" => "percent",
         other => other,
     }
 }
 
 pub fn histogram() -> Histogram<u64> {
-    // One microsecond to a minute, three digits.
-    Histogram::new_with_bounds(1, 60_000_000, 3).expect("the bounds are valid")
+    // One microsecond to an hour, three digits.
+    Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("the bounds are valid")
+}
+
+/// A progress line on standard error, or none.
+pub fn progress(is_quiet: bool, length: u64, what: &'static str) -> anyhow::Result<ProgressBar> {
+    let template = "{prefix} {bar:30} {pos}/{len} {per_sec} {msg}";
+    bar(is_quiet, length, what, template)
+}
+
+/// The same over so many seconds.
+pub fn seconds_bar(is_quiet: bool, duration: Duration, what: &'static str) -> anyhow::Result<ProgressBar> {
+    bar(is_quiet, duration.as_secs(), what, "{prefix} {bar:30} {pos}/{len} s {msg}")
+}
+
+fn bar(is_quiet: bool, length: u64, what: &'static str, template: &str) -> anyhow::Result<ProgressBar> {
+    if is_quiet {
+        return Ok(ProgressBar::hidden());
+    }
+    let style = ProgressStyle::with_template(template).context("the progress line")?;
+    Ok(ProgressBar::new(length).with_style(style).with_prefix(what))
 }
 
 #[cfg(test)]

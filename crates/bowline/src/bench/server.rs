@@ -37,7 +37,11 @@ fn number(text: &str, name: &str) -> Option<u64> {
 /// The process that listens at the port of a URL on this machine.
 pub fn listener_of(url: &str) -> Option<u32> {
     let authority = url.split("://").nth(1)?.split('/').next()?;
-    let port: u16 = authority.rsplit_once(':')?.1.parse().ok()?;
+    listener_at(authority.rsplit_once(':')?.1.parse().ok()?)
+}
+
+/// The process that listens at a port of this machine, if this user may see it.
+pub fn listener_at(port: u16) -> Option<u32> {
     let inode = listening_inode(&fs::read_to_string("/proc/net/tcp").ok()?, port)
         .or_else(|| listening_inode(&fs::read_to_string("/proc/net/tcp6").ok()?, port))?;
     let wanted = format!("socket:[{inode}]");

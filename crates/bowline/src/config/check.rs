@@ -4,6 +4,7 @@ use super::{
     Config, Error, Origin, Setting, Settings, Value,
     keys::{Key, State},
 };
+use bowline_gateway::RoomJoin;
 use std::fmt;
 
 /// Something that is allowed, and that the operator may not expect.
@@ -40,8 +41,9 @@ pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
     }
     check_node(settings)?;
     check_advertised(settings, "node.advertise_ws", &["ws", "wss"])?;
-    check_advertised(settings, "node.advertise_tcp", &["tcp"])?;
+    check_advertised(settings, "node.advertise_tcp", &["tcp", "tls"])?;
     check_exposure(settings, config)?;
+    check_rooms(settings, config)?;
     config.gateway.check()?;
     if let Some(secret) = config.auth.secret.as_ref().filter(|secret| secret.len() < SECRET_BYTES_MIN) {
         notes.push(Note::ShortSecret { bytes: secret.len() });
@@ -114,6 +116,20 @@ fn check_advertised(settings: &Settings, path: &str, schemes: &[&str]) -> Result
         value: format!("{text:?}"),
         origin: setting.origin.clone(),
         takes: format!("host:port, {urls}"),
+    })
+}
+
+/// Who asks the application says where it is.
+fn check_rooms(settings: &Settings, config: &Config) -> Result<(), Error> {
+    let Some(setting) = settings.setting("rooms.join") else { return Ok(()) };
+    if config.gateway.room_join != RoomJoin::Hook || config.hooks.room_join_url.is_some() {
+        return Ok(());
+    }
+    Err(Error::Value {
+        key: "rooms.join".into(),
+        value: setting.value.to_string(),
+        origin: setting.origin.clone(),
+        takes: "\"hook\" only together with hooks.room_join_url".into(),
     })
 }
 

@@ -110,7 +110,9 @@ pub struct Config {
     pub gateway: bowline_gateway::Config,
     pub auth: Auth,
     pub api: Api,
+    pub hooks: Hooks,
     pub links: Links,
+    pub retention: bowline_router::Retention,
     pub router: Router,
     pub log: Log,
 }
@@ -161,6 +163,12 @@ pub struct Api {
     pub key: Option<String>,
 }
 
+#[derive(Debug, Clone)]
+pub struct Hooks {
+    pub secret: Option<String>,
+    pub room_join_url: Option<String>,
+}
+
 #[derive(Debug, Clone, Copy)]
 pub struct Links {
     pub trial_delay_ms: u64,
@@ -173,6 +181,7 @@ pub struct Router {
     pub max_redeliveries: u32,
     pub batch_max: usize,
     pub group_members_max: usize,
+    pub offline_grace_ms: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -201,7 +210,7 @@ impl Settings {
         self.values.get(path)
     }
 
-    fn text(&self, path: &str) -> Option<&str> {
+    pub fn text(&self, path: &str) -> Option<&str> {
         match self.setting(path) {
             Some(Setting { value: Value::Text(text), .. }) => Some(text),
             _ => None,
@@ -212,14 +221,18 @@ impl Settings {
         self.text(path).map(str::to_owned)
     }
 
-    fn list(&self, path: &str) -> &[String] {
+    fn bool(&self, path: &str) -> bool {
+        matches!(self.setting(path), Some(Setting { value: Value::Bool(true), .. }))
+    }
+
+    pub fn list(&self, path: &str) -> &[String] {
         match self.setting(path) {
             Some(Setting { value: Value::List(items), .. }) => items,
             _ => &[],
         }
     }
 
-    fn int<T: TryFrom<u64>>(&self, path: &str) -> T {
+    pub fn int<T: TryFrom<u64>>(&self, path: &str) -> T {
         let value = match self.setting(path) {
             Some(Setting { value: Value::Int(value), .. }) => *value,
             _ => 0,
@@ -227,7 +240,7 @@ impl Settings {
         T::try_from(value).ok().expect("the table bounds every number to what its field holds")
     }
 
-    fn address(&self, key: &'static str) -> Result<SocketAddr, Error> {
+    pub fn address(&self, key: &'static str) -> Result<SocketAddr, Error> {
         use std::net::ToSocketAddrs;
         let text = self.text(key).unwrap_or_default();
         let fail = |error| Error::Address {
@@ -242,16 +255,21 @@ impl Settings {
 
     /// What the program is built from, once everything is checked.
     pub fn config(&self) -> Result<(Config, Vec<Note>), Error> {
+        use bowline_gateway::{RoomJoin, RoomLimits};
         use bowline_protocol::link::SameDevice;
+        let (ws_scheme, tcp_scheme) = match self.text("gateway.tls.cert") {
+            Some(_) => ("wss", "tls"),
+            None => ("ws", "tcp"),
+        };
         let config = Config {
             node: Node {
                 id: self.owned("node.id"),
                 advertise_ws: self.text("node.advertise_ws").map(|text| {
-                    check::with_scheme(text, "ws", self.text("gateway.ws_path").unwrap_or_default())
+                    check::with_scheme(text, ws_scheme, self.text("gateway.ws_path").unwrap_or_default())
                 }),
                 advertise_tcp: self
                     .text("node.advertise_tcp")
-                    .map(|text| check::with_scheme(text, "tcp", "")),
+                    .map(|text| check::with_scheme(text, tcp_scheme, "")),
                 has_api: self.list("node.roles").iter().any(|role| role == "api"),
                 data: PathBuf::from(self.text("node.data").unwrap_or_default()),
             },
@@ -278,10 +296,23 @@ impl Settings {
                 allowed_origins: self.list("gateway.allowed_origins").to_vec(),
                 echo_path: self.owned("gateway.echo_path"),
                 frames_per_second: self.int("gateway.frames_per_second"),
+                compression: self.bool("gateway.compression"),
+                tls_cert: self.owned("gateway.tls.cert").map(PathBuf::from),
+                tls_key: self.owned("gateway.tls.key").map(PathBuf::from),
                 same_device: match self.text("gateway.same_device") {
                     Some("refuse") => SameDevice::Refuse,
                     Some("allow") => SameDevice::Allow,
                     _ => SameDevice::Replace,
+                },
+                room_join: match self.text("rooms.join") {
+                    Some("claim") => RoomJoin::Claim,
+                    Some("hook") => RoomJoin::Hook,
+                    _ => RoomJoin::Any,
+                },
+                rooms: RoomLimits {
+                    window_messages: self.int("rooms.window_messages"),
+                    window_ms: self.int("rooms.window_ms"),
+                    members_max: self.int("rooms.members_max"),
                 },
             },
             auth: Auth {
@@ -298,15 +329,25 @@ impl Settings {
                 },
             },
             api: Api { listen: self.address("api.listen")?, key: self.owned("api.key") },
+            hooks: Hooks {
+                secret: self.owned("hooks.secret"),
+                room_join_url: self.owned("hooks.room_join_url"),
+            },
             links: Links {
                 trial_delay_ms: self.int("links.trial_delay_ms"),
                 trial_not_here_permille: self.int("links.trial_not_here_permille"),
+            },
+            retention: bowline_router::Retention {
+                age_ms_max: self.int("store.retention_ms"),
+                messages_max: self.int("store.retention_messages"),
+                ids_ms_min: self.int("router.dedupe_ttl_ms"),
             },
             router: Router {
                 ack_timeout_ms: self.int("router.ack_timeout_ms"),
                 max_redeliveries: self.int("router.max_redeliveries"),
                 batch_max: self.int("router.batch_max"),
                 group_members_max: self.int("router.group_members_max"),
+                offline_grace_ms: self.int("coordination.offline_grace_ms"),
             },
             log: Log {
                 level: self.owned("log.level").unwrap_or_default(),

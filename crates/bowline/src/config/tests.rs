@@ -42,6 +42,7 @@ fn the_defaults_are_those_of_the_reference_and_are_valid() {
     assert_eq!(config.gateway.listen.to_string(), "127.0.0.1:8080");
     assert_eq!((config.gateway.ping_after_ms, config.gateway.close_after_ms), (45000, 90000));
     assert_eq!((config.router.ack_timeout_ms, config.router.batch_max), (3000, 200));
+    assert_eq!((config.retention.age_ms_max, config.retention.ids_ms_min), (0, 86_400_000));
     assert!(!config.auth.has_key() && config.node.has_api);
     assert_eq!(notes, []);
 }
@@ -107,14 +108,15 @@ fn every_fault_names_the_key_where_it_stands_and_what_to_do() {
         ("", &[], &["node.id=a:b"], &["node.id", "1 to 64 bytes"]),
         ("", &[], &["coordination.kind=redis"], &["coordination.kind = \"redis\"", "possible: memory"]),
         ("", &[], &["links.uplink=kafka"], &["links.uplink = \"kafka\"", "possible: local"]),
-        ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.cert", "leave it unset"]),
-        ("", &[], &["gateway.compression=true"], &["gateway.compression = true", "possible: false"]),
+        ("", &[], &["gateway.tls.cert=/x.pem"], &["gateway.tls.key", "takes both"]),
+        ("", &[], &["gateway.tls.key=/x.pem"], &["gateway.tls.cert", "takes both"]),
         ("", &[], &["auth.jwks_url=ftp://x"], &["auth.jwks_url = ftp://x", "http:// or https://"]),
         ("", &[], &["node.advertise_ws=example.com"], &["node.advertise_ws", "host:port, ws://host:port"]),
         ("", &[], &["node.advertise_ws=http://x:1"], &["node.advertise_ws", "wss://host:port"]),
         ("", &[], &["node.advertise_tcp=x:0"], &["node.advertise_tcp", "tcp://host:port"]),
         ("", &[], &["agents.helper.url=http://x"], &["agents.helper.url", "leave it unset"]),
         ("", &[], &["hooks.url=http://x"], &["hooks.url", "leave it unset"]),
+        ("", &[], &["rooms.join=hook"], &["rooms.join", "hooks.room_join_url"]),
         ("", &[], &["gateway.listen=0.0.0.0:8080"], &["loopback only", "auth.secret"]),
         ("", &[], &["gateway.tcp_listen=[::]:1"], &["gateway.tcp_listen", "loopback only"]),
         ("auth.secret = \"x\"", &[], &["api.listen=0.0.0.0:1"], &["api.listen", "set api.key"]),
@@ -147,10 +149,10 @@ fn what_is_no_configuration_is_left_alone() {
 
 #[test]
 fn values_without_effect_are_noted() {
-    let sets = ["rooms.join=claim", "auth.secret=short"];
+    let sets = ["front.virtual_nodes=7", "auth.secret=short"];
     let (_, notes) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     let text: Vec<String> = notes.iter().map(Note::to_string).collect();
-    assert!(text[0].starts_with("rooms.join has no effect"), "{text:?}");
+    assert!(text[0].starts_with("front.virtual_nodes has no effect"), "{text:?}");
     assert!(text[1].contains("5 bytes"), "{text:?}");
 }
 
@@ -177,6 +179,10 @@ fn advertised_addresses_become_urls() {
     let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     assert_eq!(config.node.advertise_ws.as_deref(), Some("ws://a.example:80/socket"));
     assert_eq!(config.node.advertise_tcp.as_deref(), Some("tcp://a.example:81"));
+    let tls = ["gateway.tls.cert=a.pem", "gateway.tls.key=b.pem"];
+    let (config, _) = read(None, &[], &[], &[&sets[..], &tls].concat()).unwrap().config().unwrap();
+    assert_eq!(config.node.advertise_ws.as_deref(), Some("wss://a.example:80/socket"));
+    assert_eq!(config.node.advertise_tcp.as_deref(), Some("tls://a.example:81"));
     let sets = ["node.advertise_ws=wss://a.example/ws"];
     let (config, _) = read(None, &[], &[], &sets).unwrap().config().unwrap();
     assert_eq!(config.node.advertise_ws.as_deref(), Some("wss://a.example/ws"));

@@ -1,10 +1,10 @@
 //! A naive store and a small world of clients around the core, driven step by step.
 
 use bowline_delivery::{
-    Action, Config, Core, Event, Now, Verdict,
+    Action, Config, Core, Event, Now, Retention, Verdict,
     persist::{
-        Batch, ConversationState, Device, Found, Ledger, Member, Message, Outcome, Query, Receipt, Refused,
-        Summary, Waiting, Write,
+        Batch, ConversationState, Device, Found, Ledger, Member, Message, Outcome, Overdue, Query, Receipt,
+        Refused, Summary, Waiting, Write,
     },
 };
 use bowline_protocol::{
@@ -26,6 +26,19 @@ pub struct MemConversation {
     pub members: BTreeMap<UserId, Member>,
     pub messages: Vec<Message>,
     pub activity: u64,
+    /// Up to here retention has taken the messages, and the time of the last of them.
+    pub floor: Seq,
+    pub floor_ts: u64,
+}
+
+impl MemConversation {
+    pub fn last(&self) -> Seq {
+        self.floor + self.messages.len() as u64
+    }
+
+    pub fn message(&self, seq: Seq) -> Option<&Message> {
+        self.messages.iter().find(|m| m.seq == seq)
+    }
 }
 
 #[derive(Default, Clone)]
@@ -34,6 +47,8 @@ pub struct MemStore {
     pub devices: BTreeMap<(UserId, DeviceId), Device>,
     pub ledger: Ledger,
     pub outbox: usize,
+    /// Messages that retention has taken and whose ids are remembered.
+    pub gone: Vec<Message>,
     activity: u64,
 }
 
@@ -69,28 +84,32 @@ impl MemStore {
                     members: members.iter().cloned().collect(),
                     messages: Vec::new(),
                     activity: self.activity,
+                    floor: 0,
+                    floor_ts: 0,
                 };
                 self.conversations.insert(conversation.clone(), made);
             }
             Write::Message(message) => {
-                let all = self.conversations.values().flat_map(|c| &c.messages);
+                let all = self.conversations.values().flat_map(|c| &c.messages).chain(&self.gone);
                 if let Some(old) = all.into_iter().find(|m| m.from == message.from && m.id == message.id) {
                     let (conversation, seq, ts, hash) = (old.conversation.clone(), old.seq, old.ts, old.hash);
                     return Err(Refused::Duplicate(Receipt { conversation, seq, ts, hash }));
                 }
                 let activity = self.activity;
                 let conversation = self.conversations.get_mut(&message.conversation).expect("exists");
-                if let Some(last) =
-                    conversation.messages.last().map(|m| m.seq).filter(|last| message.seq <= *last)
-                {
-                    return Err(Refused::SeqTaken { last });
+                if message.seq <= conversation.last() {
+                    return Err(Refused::SeqTaken { last: conversation.last() });
                 }
                 conversation.messages.push(message.clone());
                 conversation.activity = activity;
             }
             Write::PutMember { conversation, user, member } => {
                 let conversation = self.conversations.get_mut(conversation).expect("exists");
-                conversation.members.insert(user.clone(), member.clone());
+                let mut member = member.clone();
+                if conversation.floor > 0 {
+                    member.lift(conversation.floor);
+                }
+                conversation.members.insert(user.clone(), member);
             }
             Write::RemoveMember { conversation, user } => {
                 self.conversations.get_mut(conversation).expect("exists").members.remove(user);
@@ -115,6 +134,25 @@ impl MemStore {
                     }
                 }
             }
+            Write::ExpireMessages { conversation, up_to, ids_from } => {
+                let conversation = self.conversations.get_mut(conversation).expect("exists");
+                assert!(*up_to > conversation.floor && *up_to <= conversation.last());
+                conversation.floor = *up_to;
+                conversation.members.values_mut().for_each(|member| member.lift(*up_to));
+                while conversation.messages.first().is_some_and(|m| m.seq <= *up_to) {
+                    let message = conversation.messages.remove(0);
+                    conversation.floor_ts = message.ts;
+                    self.gone.extend((message.ts >= *ids_from).then_some(message));
+                }
+            }
+            Write::ForgetIds { before, limit } => {
+                let mut left = *limit;
+                self.gone.retain(|m| {
+                    let goes = m.ts < *before && left > 0;
+                    left -= u32::from(goes);
+                    !goes
+                });
+            }
         }
         Ok(())
     }
@@ -130,12 +168,13 @@ impl MemStore {
         match query {
             Query::Conversation { conversation, tail } => {
                 Found::Conversation(self.conversations.get(conversation).map(|c| {
-                    let last = c.messages.len() as u64;
+                    let last = c.last();
                     Box::new(ConversationState {
+                        floor: c.floor,
                         name: c.name.clone(),
                         meta: c.meta.clone(),
                         last,
-                        last_ts: c.messages.last().map_or(c.at, |m| m.ts),
+                        last_ts: c.messages.last().map_or(c.at.max(c.floor_ts), |m| m.ts),
                         members: c.members.iter().map(|(u, m)| (u.clone(), m.clone())).collect(),
                         tail: c.messages[c.messages.len().saturating_sub(*tail as usize)..].to_vec(),
                     })
@@ -175,7 +214,7 @@ impl MemStore {
                     let above = c.messages.iter().filter(|m| m.seq > position);
                     let mut not_own = above.filter(|m| m.from != *user || m.device.as_ref() != Some(device));
                     if not_own.next().is_some() {
-                        let last = c.messages.len() as u64;
+                        let last = c.last();
                         let (first, unread) = (member.first, member.unread(last));
                         conversations.push(Waiting {
                             conversation: id.clone(),
@@ -204,7 +243,7 @@ impl MemStore {
                         conversation: id.clone(),
                         name: c.name.clone(),
                         meta: c.meta.clone(),
-                        last: c.messages.len() as u64,
+                        last: c.last(),
                         peer: peer.map(|p| (c.members[&p].delivered, c.members[&p].read)),
                         last_message: c.messages.last().filter(|m| m.seq >= member.first).cloned(),
                         member,
@@ -214,7 +253,37 @@ impl MemStore {
             }
             Query::Devices { user } => Found::Devices(self.devices_of(user)),
             Query::Ledger => Found::Ledger { ledger: self.ledger, waiting: self.waiting() },
+            Query::Overdue { before, ids_before, limit, .. } => {
+                let ids = self.gone.iter().any(|m| m.ts < *ids_before);
+                self.runs(*limit, ids, |_, _, message| message.ts < *before)
+            }
+            Query::Excess { keep, of, limit, .. } => self.runs(*limit, false, |id, conversation, message| {
+                of.as_ref().is_none_or(|of| of == id) && message.seq + keep <= conversation.last()
+            }),
+            Query::StaleDevices { before, .. } => {
+                let stale = self.devices.iter().filter(|(_, device)| device.last_seen < *before);
+                let devices = stale.map(|(key, _)| key.clone()).collect();
+                Found::StaleDevices { devices, next: 0, more: false }
+            }
         }
+    }
+
+    fn runs(
+        &self,
+        limit: u32,
+        ids: bool,
+        is_due: impl Fn(&ConversationId, &MemConversation, &Message) -> bool,
+    ) -> Found {
+        let (mut runs, mut room) = (Vec::new(), limit as usize);
+        for (id, conversation) in &self.conversations {
+            let due = conversation.messages.iter().take(room).take_while(|m| is_due(id, conversation, m));
+            let messages: Vec<_> = due.map(|m| (m.seq, m.from.clone())).collect();
+            room -= messages.len();
+            if !messages.is_empty() {
+                runs.push(Overdue { conversation: id.clone(), messages });
+            }
+        }
+        Found::Overdue { runs, next: 0, more: room == 0, ids }
     }
 
     fn devices_of(&self, user: &UserId) -> Vec<Device> {
@@ -241,6 +310,8 @@ pub struct World {
     next_conn: u64,
     /// Frames for each connection, in the order of their numbers.
     pub sent: HashMap<u64, Vec<Value>>,
+    /// Connections that were accepted, and whether their session was resumed.
+    pub accepted: HashMap<u64, bool>,
     pub decided: HashMap<u64, u32>,
     pub closed: HashMap<u64, CloseCode>,
     pub answers: HashMap<u64, Answer>,
@@ -251,11 +322,13 @@ pub struct World {
     pub commits: usize,
     /// Look-ups are answered in the opposite order, later than everything else.
     pub backwards: bool,
+    /// Look-ups are not answered.
+    pub is_silent: bool,
     reads: Vec<(u64, Query)>,
     found: Vec<(u64, Found)>,
     next_request: u64,
     /// How often each connection was accepted.
-    pub accepted: HashMap<u64, u32>,
+    pub accepts: HashMap<u64, u32>,
     /// Coordination says "in use" to every login.
     pub refuse_claims: bool,
     /// Outcomes wait until [`World::tell_outcomes`], although what they tell of is stored.
@@ -278,6 +351,8 @@ pub fn config() -> Config {
         owner_epoch: 1,
         before_send: false,
         outbox: false,
+        retention: Retention::default(),
+        resume_ms: 15_000,
     }
 }
 
@@ -295,6 +370,7 @@ impl World {
             node: Arc::new(NodeRef { node_id: "n1".into(), boot_id: "b1".into() }),
             next_conn: 1,
             sent: HashMap::new(),
+            accepted: HashMap::new(),
             decided: HashMap::new(),
             closed: HashMap::new(),
             answers: HashMap::new(),
@@ -303,10 +379,11 @@ impl World {
             failures: 0,
             commits: 0,
             backwards: false,
+            is_silent: false,
             reads: Vec::new(),
             found: Vec::new(),
             next_request: 1,
-            accepted: HashMap::new(),
+            accepts: HashMap::new(),
             refuse_claims: false,
             read_failures: 0,
             late_outcomes: false,
@@ -327,11 +404,38 @@ impl World {
         ConnRef { node: self.node.clone(), connection: conn, login: conn }
     }
 
+    /// The session of a connection is called after it: `s1`, `s2`.
     pub fn connect(&mut self, user: &str, device: &str) -> u64 {
-        self.connect_as(user, device, SameDevice::Replace)
+        self.resume(user, device, None)
     }
 
     pub fn connect_as(&mut self, user: &str, device: &str, same_device: SameDevice) -> u64 {
+        let conn = self.open(user, device, None, same_device);
+        self.settle();
+        conn
+    }
+
+    pub fn resume(&mut self, user: &str, device: &str, resume: Option<&str>) -> u64 {
+        let conn = self.open(user, device, resume, SameDevice::Replace);
+        self.settle();
+        conn
+    }
+
+    /// As [`World::resume`], with frames of others that are decided before its look-ups are answered.
+    pub fn resume_amid(&mut self, user: &str, device: &str, resume: &str, frames: &[(u64, &str)]) -> u64 {
+        self.backwards = true;
+        let conn = self.open(user, device, Some(resume), SameDevice::Replace);
+        for _ in 0..2 {
+            self.core.on_turn(self.now);
+            self.core.take_actions().into_iter().for_each(|action| self.carry_out(action));
+        }
+        assert!(!self.accepted.contains_key(&conn), "what waits is being looked up");
+        self.frames(frames);
+        self.backwards = false;
+        conn
+    }
+
+    fn open(&mut self, user: &str, device: &str, resume: Option<&str>, same_device: SameDevice) -> u64 {
         let conn = self.next_conn;
         self.next_conn += 1;
         let open = Open {
@@ -339,10 +443,12 @@ impl World {
             device: DeviceId::trusted(device),
             class: None,
             channel: None,
-            resume: None,
+            session: format!("s{conn}").into(),
+            resume: resume.map(Into::into),
             same_device,
         };
-        self.up(conn, Up::Open(open));
+        let from = self.conn_ref(conn);
+        self.event(Event::Uplink(Uplink { from, event: Up::Open(open) }));
         conn
     }
 
@@ -372,7 +478,10 @@ impl World {
     }
 
     pub fn up(&mut self, conn: u64, event: Up) {
-        let from = self.conn_ref(conn);
+        self.up_from(self.conn_ref(conn), event);
+    }
+
+    pub fn up_from(&mut self, from: ConnRef, event: Up) {
         self.event(Event::Uplink(Uplink { from, event }));
         self.settle();
     }
@@ -409,6 +518,17 @@ impl World {
         self.settle();
     }
 
+    /// One turn later; what is looked up in it is answered when the world settles again.
+    pub fn advance_before_reads(&mut self, ms: u64) {
+        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
+        let was_backwards = std::mem::replace(&mut self.backwards, true);
+        self.core.on_turn(self.now);
+        for action in self.core.take_actions() {
+            self.carry_out(action);
+        }
+        self.backwards = was_backwards;
+    }
+
     pub fn verdict(&mut self, ticket: u64, verdict: Verdict) {
         self.event(Event::Verdict { ticket, verdict });
         self.settle();
@@ -420,6 +540,9 @@ impl World {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
+                if self.is_silent {
+                    return;
+                }
                 let next = if self.hold_reads { None } else { self.reads.pop() };
                 match next {
                     None if !self.hold_reads && !self.found.is_empty() => {
@@ -463,8 +586,11 @@ impl World {
                         Down::Close { code, .. } | Down::Refused(code) => {
                             self.closed.insert(target.connection, *code);
                         }
-                        Down::Accepted { .. } => {
-                            *self.accepted.entry(target.connection).or_default() += 1;
+                        Down::Accepted { resumed } => {
+                            *self.accepts.entry(target.connection).or_default() += 1;
+                            self.accepted.insert(target.connection, *resumed);
+                            let nothing = !self.sent.contains_key(&target.connection);
+                            assert!(nothing, "nothing comes before the connection is accepted");
                         }
                         Down::Answer { .. } => {}
                     }
@@ -485,10 +611,12 @@ impl World {
                 }
                 self.check_ledger();
             }
-            Action::Read { read, query, .. } if self.backwards => self.reads.push((read, query)),
             Action::Read { read, .. } if self.read_failures > 0 => {
                 self.read_failures -= 1;
                 self.event(Event::Found { read, found: Found::Failed("disk".into()) });
+            }
+            Action::Read { read, query, .. } if self.backwards || self.is_silent => {
+                self.reads.push((read, query))
             }
             Action::Read { read, query, .. } => {
                 let found = self.store.read(&query);
@@ -534,7 +662,7 @@ impl World {
     }
 
     pub fn last_seq(&self, conversation: &str) -> Seq {
-        self.store.conversations.get(conversation).map_or(0, |c| c.messages.len() as u64)
+        self.store.conversations.get(conversation).map_or(0, MemConversation::last)
     }
 }
 

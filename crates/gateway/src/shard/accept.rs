@@ -4,14 +4,12 @@ use super::{
     HTTP_LISTENER, Shard, TCP_LISTENER,
     conn::{Conn, Stage},
     mail::{Door, Mail},
+    socket::Socket,
 };
 use crate::{listen, metrics::Count, wire::Transport};
 use bowline_session::Session;
 use bytes::Bytes;
-use mio::{
-    Interest, Poll, Token,
-    net::{TcpListener, TcpStream},
-};
+use mio::{Interest, Poll, Token, net::TcpListener};
 use std::io;
 
 /// Connections accepted in one turn from one listener.
@@ -98,10 +96,15 @@ impl Shard {
                     listen::adjust(&stream, &self.shared.config);
                     let shard = *next;
                     *next = (*next + 1) % self.shared.mailboxes.len();
+                    if let Some(handshakes) = &self.shared.handshakes {
+                        handshakes.begin(stream, door, shard);
+                        continue;
+                    }
+                    let socket = Socket::new(stream, None);
                     if shard == self.number {
-                        self.adopt(stream, door, &[]);
+                        self.adopt(socket, door, &[]);
                     } else {
-                        let mail = Mail::Accepted { stream, door, read: Bytes::new() };
+                        let mail = Mail::Accepted { socket, door, read: Bytes::new() };
                         self.shared.mailboxes[shard].push_control(mail);
                     }
                 }
@@ -125,11 +128,11 @@ impl Shard {
     }
 
     /// Takes a connection into the table, with what was read of it elsewhere.
-    pub(super) fn adopt(&mut self, stream: TcpStream, door: Door, read: &[u8]) {
+    pub(super) fn adopt(&mut self, socket: Socket, door: Door, read: &[u8]) {
         let session = Session::new(&self.shared.rules, self.now, self.entropy.next() as u32);
         let conn = match door {
-            Door::Http => Conn::new(stream, Stage::Head(None), Transport::WebSocket, session),
-            Door::Tcp => Conn::new(stream, Stage::Tcp(Default::default()), Transport::Tcp, session),
+            Door::Http => Conn::new(socket, Stage::Head(None), Transport::WebSocket, session),
+            Door::Tcp => Conn::new(socket, Stage::Tcp(Default::default()), Transport::Tcp, session),
         };
         let (index, _) = self.conns.insert(conn);
         if let Err(error) = self.register(index) {
@@ -141,6 +144,10 @@ impl Shard {
         if !read.is_empty() {
             let mut read = read.to_vec();
             self.take_apart(index, &mut read);
+        }
+        if let Some(conn) = self.conns.at(index).filter(|conn| conn.socket.has_read_ahead()) {
+            conn.readable = true;
+            self.plan_read(index);
         }
     }
 }

@@ -10,16 +10,15 @@ use super::{
 use crate::{
     judge,
     metrics::Count,
-    wire::{Transport, encode},
+    wire::{Shared, Transport, encode},
 };
 use bowline_auth::{Fault, Identity, Question, Reply};
 use bowline_protocol::{CloseCode, DeviceId, ServerFrame, ws, ws::handshake::Refused};
 use bowline_session::{Action, Refusal};
 use bytes::Bytes;
 use std::{
-    net::{IpAddr, Ipv4Addr, Shutdown},
+    net::{IpAddr, Ipv4Addr},
     sync::Arc,
-    time::Duration,
 };
 
 /// Forged frames are logged once in so long, for each shard; the counter counts them all.
@@ -48,8 +47,10 @@ impl Shard {
                 let login = conn.session.login();
                 self.tell_router(index, login, event);
             }
+            Action::Room(request) => self.on_room(index, request),
             Action::Send(frame) => {
-                let bytes = encode(&frame, conn.transport);
+                let mut shared = Shared::new(&frame);
+                let bytes = shared.bytes(conn.transport, conn.window_bits, &mut self.deflater);
                 self.queue(index, bytes, false);
             }
             Action::Ping => self.ping(index),
@@ -74,8 +75,7 @@ impl Shard {
             Action::EndOutput => {
                 let ends = matches!(conn.stage, Stage::Tcp(_) | Stage::Deaf);
                 if ends && !std::mem::replace(&mut conn.output_ended, true) {
-                    // It fails when the client is gone, which the next read says.
-                    let _gone = conn.socket.shutdown(Shutdown::Write);
+                    conn.socket.end_output();
                 }
             }
             Action::Drop => self.remove(index),
@@ -109,7 +109,7 @@ impl Shard {
         }
         let connection = id::encode(self.number, self.conns.generation(index), index);
         let Some(conn) = self.conns.at(index) else { return };
-        let remote = conn.socket.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |a| a.ip());
+        let remote = conn.socket.peer_ip().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let question = Question { token, device_id: device.map(DeviceId::as_str), remote };
         let mailbox = self.shared.mailboxes[self.number].clone();
         let later = move || -> Reply {
@@ -175,6 +175,11 @@ impl Shard {
         let counted = matches!(conn.stage, Stage::WebSocket(_) | Stage::Tcp(_) | Stage::Echo(_));
         let transport = conn.transport;
         conn.held = None;
+        if let Some(extras) = &mut conn.extras {
+            let memberships = std::mem::take(&mut extras.rooms);
+            self.leave_rooms(memberships);
+        }
+        let Some(conn) = self.conns.at(index) else { return };
         let user = conn.session.user();
         if let (true, Some(user), Some(device)) = (open, user, conn.session.device()) {
             self.shared.registry.remove(user, device);
@@ -262,8 +267,12 @@ impl Shard {
         let mut conn = self.conns.remove(index)?;
         self.wheel.clear(index);
         self.early.remove(&index);
+        if let Some(extras) = &mut conn.extras {
+            let memberships = std::mem::take(&mut extras.rooms);
+            self.leave_rooms(memberships);
+        }
         if std::mem::take(&mut conn.seated) {
-            self.shared.gate.leave(conn.address.as_deref().copied());
+            self.shared.gate.leave(conn.extras.as_ref().and_then(|extras| extras.address));
         }
         if std::mem::take(&mut conn.live) {
             self.shared.remove_live();
@@ -273,12 +282,13 @@ impl Shard {
 
     /// Closes the socket: with a reset when the client has not taken what was its to read.
     pub(super) fn remove(&mut self, index: u32) {
-        let Some(conn) = self.take_out(index) else { return };
-        if conn.outbox.is_some() && !self.stopping {
-            let reset = socket2::SockRef::from(&conn.socket).set_linger(Some(Duration::ZERO));
-            if let Err(error) = reset {
-                tracing::debug!(%error, "a connection cannot be reset");
-            }
+        let Some(mut conn) = self.take_out(index) else { return };
+        if !conn.has_unsent() {
+            conn.socket.say_goodbye();
+        } else if !self.stopping
+            && let Err(error) = conn.socket.reset_at_end()
+        {
+            tracing::debug!(%error, "a connection cannot be reset");
         }
     }
 

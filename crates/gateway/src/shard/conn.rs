@@ -1,10 +1,28 @@
 //! One connection as its shard keeps it.
 
+use super::socket::Socket;
 use crate::wire::Transport;
-use bowline_protocol::{tcp, ws};
+use bowline_protocol::{
+    tcp,
+    ws::{self, deflate::Agreed},
+};
 use bowline_session::{Outbox, Session, State};
-use mio::net::TcpStream;
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU8};
+
+/// A room that a connection is a member of: where its shard has the room, and where the room has the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Membership {
+    pub room: u32,
+    pub position: u32,
+}
+
+/// What few connections have.
+#[derive(Debug, Default)]
+pub struct Extras {
+    /// Kept where connections are counted by address.
+    pub address: Option<IpAddr>,
+    pub rooms: Vec<Membership>,
+}
 
 /// How far a connection is, and how its bytes are taken apart.
 pub enum Stage {
@@ -22,6 +40,7 @@ pub enum Stage {
 pub struct Upgrade {
     pub accept: [u8; 28],
     pub subprotocol: bool,
+    pub deflate: Option<Agreed>,
 }
 
 /// Bytes that were read and not taken apart yet.
@@ -30,7 +49,7 @@ pub struct Held {
 }
 
 pub struct Conn {
-    pub socket: TcpStream,
+    pub socket: Socket,
     pub transport: Transport,
     /// The socket may have bytes, or its end, to read.
     pub readable: bool,
@@ -47,18 +66,19 @@ pub struct Conn {
     /// It counts among the live sessions.
     pub live: bool,
     pub output_ended: bool,
+    /// What its messages are compressed with, in bits; none means as they are.
+    pub window_bits: Option<NonZeroU8>,
     pub stage: Stage,
     pub session: Session,
     pub held: Option<Box<Held>>,
     pub outbox: Option<Box<Outbox>>,
-    /// Kept where connections are counted by address.
-    pub address: Option<Box<IpAddr>>,
+    pub extras: Option<Box<Extras>>,
 }
 
 const _: () = assert!(size_of::<Conn>() <= 168);
 
 impl Conn {
-    pub fn new(socket: TcpStream, stage: Stage, transport: Transport, session: Session) -> Self {
+    pub fn new(socket: Socket, stage: Stage, transport: Transport, session: Session) -> Self {
         Self {
             socket,
             transport,
@@ -70,12 +90,26 @@ impl Conn {
             seated: false,
             live: false,
             output_ended: false,
+            window_bits: None,
             stage,
             session,
             held: None,
             outbox: None,
-            address: None,
+            extras: None,
         }
+    }
+
+    pub fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    pub fn memberships(&self) -> &[Membership] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.rooms)
+    }
+
+    /// Something is queued, or waits for the socket.
+    pub fn has_unsent(&self) -> bool {
+        self.outbox.is_some() || self.socket.unsent_bytes() > 0
     }
 
     /// Bytes wait to be taken apart, here or in the socket.

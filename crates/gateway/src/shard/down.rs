@@ -39,7 +39,7 @@ impl Shard {
                     let (index, _) = id::place(target.connection);
                     let Some(conn) = self.conns.at(index) else { continue };
                     if conn.session.state().is_open() {
-                        let bytes = shared.bytes(conn.transport);
+                        let bytes = shared.bytes(conn.transport, conn.window_bits, &mut self.deflater);
                         self.queue(index, bytes, !answer);
                     }
                     if *decided > 0 {

@@ -12,7 +12,7 @@ use bowline_protocol::{
 };
 use bowline_session::{Hello, Session};
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{num::NonZeroU8, sync::Arc};
 
 /// What becomes of a request.
 enum Plan {
@@ -138,7 +138,8 @@ impl Shard {
                 "this Origin may not connect; add it to gateway.allowed_origins",
             ));
         }
-        let upgrade = Upgrade { accept: opening.accept, subprotocol: opening.subprotocol };
+        let deflate = opening.deflate.filter(|_| self.shared.config.compression);
+        let upgrade = Upgrade { accept: opening.accept, subprotocol: opening.subprotocol, deflate };
         if echo {
             return Plan::Echo { upgrade, head_bytes };
         }
@@ -161,11 +162,12 @@ impl Shard {
         }
         let Some(conn) = self.conns.at(index).filter(|conn| !conn.seated) else { return Ok(()) };
         let gate = &self.shared.gate;
-        let address =
-            if gate.counts_addresses() { conn.socket.peer_addr().ok().map(|a| a.ip()) } else { None };
+        let address = if gate.counts_addresses() { conn.socket.peer_ip() } else { None };
         gate.enter(address, self.shared.clock.micros())?;
         conn.seated = true;
-        conn.address = address.map(Box::new);
+        if address.is_some() {
+            conn.extras().address = address;
+        }
         Ok(())
     }
 
@@ -177,7 +179,10 @@ impl Shard {
     /// Sends 101.
     pub(super) fn switch(&mut self, index: u32, upgrade: &Upgrade) {
         let mut answer = Vec::with_capacity(192);
-        handshake::write_switching(&mut answer, &upgrade.accept, upgrade.subprotocol);
+        handshake::write_switching(&mut answer, &upgrade.accept, upgrade.subprotocol, upgrade.deflate);
+        if let Some(conn) = self.conns.at(index) {
+            conn.window_bits = upgrade.deflate.and_then(|agreed| NonZeroU8::new(agreed.window_bits));
+        }
         self.queue(index, answer.into(), false);
     }
 
@@ -208,7 +213,7 @@ impl Shard {
     /// Gives the connection, with what was read of it, to the HTTP server.
     fn hand_over(&mut self, index: u32, read: &[u8]) {
         let Some(mut conn) = self.take_out(index) else { return };
-        if let Err(error) = self.poll.registry().deregister(&mut conn.socket) {
+        if let Err(error) = self.poll.registry().deregister(&mut conn.socket.stream) {
             tracing::warn!(%error, "a connection cannot be handed to the HTTP server and is dropped");
             return;
         }

@@ -1,9 +1,10 @@
 //! What other threads tell a shard.
 
+use super::socket::Socket;
 use bowline_auth::{Fault, Identity};
-use bowline_protocol::{CloseCode, link::Downlink};
+use bowline_protocol::{CloseCode, frame::RoomRequest, link::Downlink};
+use bowline_rooms::{Message, Room};
 use bytes::Bytes;
-use mio::net::TcpStream;
 use std::sync::{Arc, mpsc};
 
 /// Who is meant by a revocation.
@@ -14,8 +15,12 @@ pub enum Mail {
     Down(Downlink),
     /// A verdict that took its time.
     Verdict { connection: u64, refresh: bool, judged: Result<Identity, Fault> },
+    /// A message of a room with members here.
+    Room { room: Arc<Room>, message: Message },
+    /// What the application says to a join.
+    RoomVerdict { connection: u64, request: Box<RoomRequest>, allowed: Result<bool, String> },
     /// A connection that was accepted elsewhere, with what was read of it.
-    Accepted { stream: TcpStream, door: Door, read: Bytes },
+    Accepted { socket: Socket, door: Door, read: Bytes },
     /// A drain has begun; `Shared::drain` says which.
     Drain,
     /// Close what the predicate names, and say how many that were.
@@ -29,4 +34,13 @@ pub enum Mail {
 pub enum Door {
     Http,
     Tcp,
+}
+
+impl From<Door> for bowline_tls::Door {
+    fn from(door: Door) -> Self {
+        match door {
+            Door::Http => Self::Http,
+            Door::Tcp => Self::Frames,
+        }
+    }
 }

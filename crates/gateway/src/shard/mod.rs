@@ -11,10 +11,13 @@ mod accept;
 mod act;
 pub mod conn;
 mod down;
+mod fanout;
 mod head;
 pub mod id;
 pub mod mail;
 mod read;
+mod rooms;
+pub mod socket;
 mod sweep;
 mod write;
 
@@ -25,7 +28,10 @@ use crate::{
     wheel::Wheel,
 };
 use bowline_links::Uplinks;
-use bowline_protocol::link::{ConnRef, Up, Uplink};
+use bowline_protocol::{
+    link::{ConnRef, Up, Uplink},
+    ws::deflate::{Deflater, Inflater},
+};
 use bowline_session::{Action, Context, Fresh, Now, Outbox};
 use conn::Conn;
 use down::Early;
@@ -66,6 +72,8 @@ pub struct Shard {
     wheel: Wheel,
     now: Now,
     buffer: Vec<u8>,
+    deflater: Deflater,
+    inflater: Inflater,
     /// Connections with something to read, and those that wait for the router.
     to_read: Vec<u32>,
     stalled: Vec<u32>,
@@ -84,6 +92,7 @@ pub struct Shard {
     spare_outboxes: Vec<Box<Outbox>>,
     mail: Vec<Mail>,
     sweeps: Vec<Sweep>,
+    rooms: rooms::LocalRooms,
     /// When the drain closes what is left.
     drain_deadline_ms: Option<u64>,
     late_since_ms: Option<u64>,
@@ -122,6 +131,8 @@ impl Shard {
             wheel: Wheel::new(now.mono_ms),
             now,
             buffer: vec![0; READ_BYTES],
+            deflater: Deflater::default(),
+            inflater: Inflater::default(),
             to_read: Vec::new(),
             stalled: Vec::new(),
             to_flush: Vec::new(),
@@ -133,6 +144,7 @@ impl Shard {
             spare_outboxes: Vec::new(),
             mail: Vec::new(),
             sweeps: Vec::new(),
+            rooms: rooms::LocalRooms::default(),
             drain_deadline_ms: None,
             late_since_ms: None,
             open: 0,
@@ -167,6 +179,7 @@ impl Shard {
             self.fire_due();
             self.run_sweeps();
             self.read_ready();
+            self.deliver_rooms();
             self.send_up();
             self.flush_all();
             self.judge_lateness(began_ms);
@@ -181,7 +194,9 @@ impl Shard {
             return Duration::ZERO;
         }
         let mut until_ms = self.wheel.next_ms().unwrap_or(u64::MAX);
-        for at_ms in [self.drain_deadline_ms, self.doors_retry_ms()].into_iter().flatten() {
+        for at_ms in
+            [self.drain_deadline_ms, self.doors_retry_ms(), self.rooms_sweep_ms()].into_iter().flatten()
+        {
             until_ms = until_ms.min(at_ms);
         }
         if !self.up.is_empty() {
@@ -231,7 +246,11 @@ impl Shard {
             match item {
                 Mail::Down(message) => self.on_down(message),
                 Mail::Verdict { connection, refresh, judged } => self.on_verdict(connection, refresh, judged),
-                Mail::Accepted { stream, door, read } => self.adopt(stream, door, &read),
+                Mail::Room { room, message } => self.on_room_mail(&room, message),
+                Mail::RoomVerdict { connection, request, allowed } => {
+                    self.on_room_verdict(connection, &request, allowed);
+                }
+                Mail::Accepted { socket, door, read } => self.adopt(socket, door, &read),
                 Mail::Drain => self.on_drain(),
                 Mail::CloseWhere { predicate, code, closed } => {
                     self.sweeps.push(Sweep::close_where(predicate, code, closed));
@@ -256,6 +275,7 @@ impl Shard {
             });
             self.act(index);
         }
+        self.sweep_rooms();
         if self.drain_deadline_ms.is_some_and(|at_ms| at_ms <= self.now.mono_ms) {
             self.drain_deadline_ms = None;
             self.sweeps.push(Sweep::drained());
@@ -340,7 +360,7 @@ impl Shard {
     fn register(&mut self, index: u32) -> io::Result<()> {
         let Some(conn) = self.conns.at(index) else { return Ok(()) };
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut conn.socket, Token(index as usize), interest)
+        self.poll.registry().register(&mut conn.socket.stream, Token(index as usize), interest)
     }
 }
 

@@ -8,10 +8,14 @@ use super::{
 use crate::metrics::Count;
 use bowline_protocol::{
     CloseCode, tcp,
-    ws::{self, Message},
+    ws::{
+        self, Message,
+        deflate::{DEFLATE_BYTES_MIN, Deflater, Inflater},
+    },
 };
 use bowline_session::{Chunk, State};
-use std::io::{self, Read};
+use bowline_tls::Got;
+use std::{io, num::NonZeroU8};
 
 /// The largest message of the echo.
 const ECHO_BYTES_MAX: usize = 64 << 20;
@@ -58,15 +62,18 @@ impl Shard {
             }
         };
         match got {
-            Ok(0) => {
+            Ok(Got { bytes: 0, raw: 0, .. }) => {
                 conn.readable = false;
                 self.on_peer_ended(index);
             }
-            Ok(count) => {
-                // A short read has emptied the socket, unless its end lies behind.
-                conn.readable = count == READ_BYTES || conn.ending;
-                self.count(Count::BytesIn, count as u64);
-                self.take_apart(index, &mut buffer[..count]);
+            Ok(Got { bytes, raw, more }) => {
+                // The end may lie behind what was read.
+                conn.readable = more || conn.ending;
+                self.count(Count::BytesIn, raw as u64);
+                match bytes {
+                    0 => self.on_part_of_record(index),
+                    _ => self.take_apart(index, &mut buffer[..bytes]),
+                }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => conn.readable = false,
             Err(error) => {
@@ -76,6 +83,16 @@ impl Shard {
             }
         }
         self.buffer = buffer;
+    }
+
+    /// A sign of life, and nothing that can be opened yet.
+    fn on_part_of_record(&mut self, index: u32) {
+        let actions = &mut self.actions;
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            conn.session.on_bytes(cx, actions);
+        });
+        self.plan_flush_queued(index);
+        self.act(index);
     }
 
     fn on_peer_ended(&mut self, index: u32) {
@@ -106,7 +123,9 @@ impl Shard {
         let mut frames = 0;
         let mut peer_code = None;
         let actions = &mut self.actions;
+        let (inflater, deflater) = (&mut self.inflater, &mut self.deflater);
         with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            let window_bits = conn.window_bits;
             conn.session.on_bytes(cx, actions);
             let max = cx.rules.max_frame_bytes;
             loop {
@@ -131,58 +150,61 @@ impl Shard {
                             break;
                         }
                     },
-                    Stage::WebSocket(decoder) => match decoder.next(bytes, &mut at, max) {
-                        Ok(None) => break,
-                        Ok(Some(Message::Close(code))) => {
-                            if !discards {
-                                peer_code = code;
+                    Stage::WebSocket(decoder) => {
+                        match next(decoder, bytes, &mut at, max, window_bits, inflater) {
+                            Ok(None) => break,
+                            Ok(Some(Message::Close(code))) => {
+                                if !discards {
+                                    peer_code = code;
+                                }
+                                conn.session.on_peer_closed(cx, actions);
                             }
-                            conn.session.on_peer_closed(cx, actions);
-                        }
-                        Ok(Some(_)) if discards => {}
-                        Ok(Some(Message::Text(text))) => conn.session.on_text(cx, text, actions),
-                        Ok(Some(Message::Binary(binary))) => conn.session.on_binary(cx, binary, actions),
-                        Ok(Some(Message::Ping(data))) => {
-                            let mut pong = Vec::with_capacity(ws::HEADER_BYTES_MAX + data.len());
-                            ws::write_header(&mut pong, ws::Kind::Pong, data.len());
-                            pong.extend_from_slice(data);
-                            let chunk = Chunk { bytes: pong.into(), push: false };
-                            conn.outbox.get_or_insert_with(Default::default).push(chunk);
-                        }
-                        Ok(Some(Message::Pong)) => {}
-                        Err(error) => {
-                            fault = Some((error.close_code(), error.to_string()));
-                            break;
-                        }
-                    },
-                    Stage::Echo(decoder) => match decoder.next(bytes, &mut at, ECHO_BYTES_MAX) {
-                        Ok(None) => break,
-                        Ok(Some(Message::Close(code))) => {
-                            if !discards {
-                                peer_code = code;
+                            Ok(Some(_)) if discards => {}
+                            Ok(Some(Message::Text(text))) => conn.session.on_text(cx, text, actions),
+                            Ok(Some(Message::Binary(binary))) => conn.session.on_binary(cx, binary, actions),
+                            Ok(Some(Message::Ping(data))) => {
+                                let mut pong = Vec::with_capacity(ws::HEADER_BYTES_MAX + data.len());
+                                ws::write_header(&mut pong, ws::Kind::Pong, data.len());
+                                pong.extend_from_slice(data);
+                                let chunk = Chunk { bytes: pong.into(), push: false };
+                                conn.outbox.get_or_insert_with(Default::default).push(chunk);
                             }
-                            conn.session.on_peer_closed(cx, actions);
+                            // `next` has opened it.
+                            Ok(Some(Message::Deflated { .. } | Message::Pong)) => {}
+                            Err(error) => {
+                                fault = Some((error.close_code(), error.to_string()));
+                                break;
+                            }
                         }
-                        Ok(Some(_)) if discards => {}
-                        Ok(Some(Message::Pong)) => {}
-                        Ok(Some(message)) => {
-                            let (kind, data) = match message {
-                                Message::Text(data) => (ws::Kind::Text, data),
-                                Message::Binary(data) => (ws::Kind::Binary, data),
-                                Message::Ping(data) => (ws::Kind::Pong, data),
-                                Message::Pong | Message::Close(_) => continue,
-                            };
-                            let mut echo = Vec::with_capacity(ws::HEADER_BYTES_MAX + data.len());
-                            ws::write_header(&mut echo, kind, data.len());
-                            echo.extend_from_slice(data);
-                            let chunk = Chunk { bytes: echo.into(), push: false };
-                            conn.outbox.get_or_insert_with(Default::default).push(chunk);
+                    }
+                    Stage::Echo(decoder) => {
+                        match next(decoder, bytes, &mut at, ECHO_BYTES_MAX, window_bits, inflater) {
+                            Ok(None) => break,
+                            Ok(Some(Message::Close(code))) => {
+                                if !discards {
+                                    peer_code = code;
+                                }
+                                conn.session.on_peer_closed(cx, actions);
+                            }
+                            Ok(Some(_)) if discards => {}
+                            Ok(Some(Message::Pong)) => {}
+                            Ok(Some(message)) => {
+                                let (kind, data) = match message {
+                                    Message::Text(data) => (ws::Kind::Text, data),
+                                    Message::Binary(data) => (ws::Kind::Binary, data),
+                                    Message::Ping(data) => (ws::Kind::Pong, data),
+                                    Message::Deflated { .. } | Message::Pong | Message::Close(_) => continue,
+                                };
+                                let echo = frame_of(kind, data, window_bits, deflater);
+                                let chunk = Chunk { bytes: echo.into(), push: false };
+                                conn.outbox.get_or_insert_with(Default::default).push(chunk);
+                            }
+                            Err(error) => {
+                                fault = Some((error.close_code(), error.to_string()));
+                                break;
+                            }
                         }
-                        Err(error) => {
-                            fault = Some((error.close_code(), error.to_string()));
-                            break;
-                        }
-                    },
+                    }
                 }
                 frames += 1;
             }
@@ -211,6 +233,36 @@ impl Shard {
             conn.stage = Stage::Deaf;
         }
     }
+}
+
+/// The next message, opened if it was compressed.
+fn next<'a>(
+    decoder: &'a mut ws::Decoder,
+    bytes: &'a mut [u8],
+    at: &mut usize,
+    max: usize,
+    window_bits: Option<NonZeroU8>,
+    inflater: &'a mut Inflater,
+) -> Result<Option<Message<'a>>, ws::Fault> {
+    match decoder.next(bytes, at, max, window_bits.is_some())? {
+        Some(Message::Deflated { is_text, payload }) => inflater.open(is_text, payload, max).map(Some),
+        message => Ok(message),
+    }
+}
+
+/// One frame of the echo.
+fn frame_of(kind: ws::Kind, data: &[u8], window_bits: Option<NonZeroU8>, deflater: &mut Deflater) -> Vec<u8> {
+    let is_message = matches!(kind, ws::Kind::Text | ws::Kind::Binary);
+    let bits = window_bits.filter(|_| is_message && data.len() >= DEFLATE_BYTES_MIN);
+    let mut frame = Vec::with_capacity(ws::HEADER_BYTES_MAX + data.len());
+    match bits.and_then(|bits| deflater.deflate(bits.get(), &[data])) {
+        Some(deflated) => ws::write_deflated(&mut frame, kind == ws::Kind::Text, deflated),
+        None => {
+            ws::write_header(&mut frame, kind, data.len());
+            frame.extend_from_slice(data);
+        }
+    }
+    frame
 }
 
 /// A client without identity that does not read what it is answered is read again when it has.

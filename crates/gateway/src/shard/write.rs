@@ -4,7 +4,7 @@ use super::{SPARE_OUTBOXES, Shard, with};
 use crate::metrics::Count;
 use bowline_session::{Chunk, State};
 use bytes::Bytes;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 
 /// Frames written by one call.
 const FRAMES: usize = 256;
@@ -27,7 +27,7 @@ impl Shard {
     /// Puts a connection on the list of those to flush, if it has something to write or to finish.
     pub(super) fn plan_flush_queued(&mut self, index: u32) {
         let Some(conn) = self.conns.at(index) else { return };
-        if !conn.to_flush && (conn.outbox.is_some() || conn.session.state() == State::Leaving) {
+        if !conn.to_flush && (conn.has_unsent() || conn.session.state() == State::Leaving) {
             conn.to_flush = true;
             self.to_flush.push(index);
         }
@@ -52,8 +52,10 @@ impl Shard {
     fn flush(&mut self, index: u32) {
         let Some(conn) = self.conns.at(index) else { return };
         let (mut bytes, mut frames) = (0, 0);
-        let mut failed = None;
-        while let Some(outbox) = conn.outbox.as_mut().filter(|outbox| !outbox.is_empty()) {
+        let mut failed = conn.socket.flush().err();
+        while failed.is_none()
+            && let Some(outbox) = conn.outbox.as_mut().filter(|outbox| !outbox.is_empty())
+        {
             let (offered, written) = if outbox.frames() == 1 {
                 let front = outbox.front().unwrap_or_default();
                 (front.len(), conn.socket.write(front))
@@ -67,7 +69,7 @@ impl Shard {
                 Ok(count) => {
                     bytes += count;
                     frames += outbox.on_written(count);
-                    if count < offered {
+                    if count < offered && conn.socket.is_full_when_short() {
                         break;
                     }
                 }
@@ -95,11 +97,15 @@ impl Shard {
             return self.on_peer_gone(index);
         }
         let actions = &mut self.actions;
-        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| match &conn.outbox {
-            Some(outbox) => {
-                conn.session.on_queue(cx, outbox.bytes(), outbox.push_bytes(), actions);
+        with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
+            let waiting = conn.socket.unsent_bytes();
+            match &conn.outbox {
+                Some(outbox) => {
+                    conn.session.on_queue(cx, outbox.bytes() + waiting, outbox.push_bytes(), actions);
+                }
+                None if waiting > 0 => conn.session.on_queue(cx, waiting, 0, actions),
+                None => conn.session.on_flushed(cx, actions),
             }
-            None => conn.session.on_flushed(cx, actions),
         });
         if !self.actions.is_empty() {
             self.act(index);

@@ -229,7 +229,7 @@ fn what_opens_no_web_socket_goes_to_the_http_server_with_its_bytes() {
     let mut head = vec![0; 4096];
     let n = std::io::Read::read(&mut stream, &mut head).unwrap();
     stream.set_nonblocking(true).unwrap();
-    rig.handle.adopt(stream, Bytes::copy_from_slice(&head[..n]));
+    rig.handle.adopt(stream.into(), Bytes::copy_from_slice(&head[..n]));
     assert!(client.http_answer().starts_with("HTTP/1.1 101"));
     client.expect(r#"{"type":"connected""#);
     assert_eq!(rig.handle.metrics().handed_to_http_total, 1);

@@ -1,7 +1,7 @@
 //! What the tests share: a rehearsed router and verifier, and clients on plain sockets.
 
 use crate::{
-    Addresses, Config, Handle,
+    Addresses, Config, Handle, RoomJudge,
     handle::Gateway,
     judge::{Judge, Rehearsed},
 };
@@ -233,6 +233,14 @@ fn judged(token: &str) -> Result<Identity, Fault> {
 
 impl Rig {
     pub fn new(config: Config) -> Self {
+        Self::started(config, None)
+    }
+
+    pub fn with_room_judge(config: Config, judge: RoomJudge) -> Self {
+        Self::started(config, Some(judge))
+    }
+
+    fn started(config: Config, room_judge: Option<RoomJudge>) -> Self {
         let node = Arc::new(NodeRef { node_id: "n1".into(), boot_id: "b1".into() });
         let router = Arc::new(Router {
             inbox: Mutex::default(),
@@ -243,11 +251,14 @@ impl Rig {
         });
         let http = Arc::new(Mutex::new(Vec::new()));
         let handed = Arc::new(Condvar::new());
-        let bound = Gateway::bind_with(config, node, Judge::Rehearsed(judge())).unwrap();
+        let mut bound = Gateway::bind_with(config, node, Judge::Rehearsed(judge())).unwrap();
+        if let Some(judge) = room_judge {
+            bound = bound.with_room_judge(judge);
+        }
         let addresses = bound.addresses();
         let (list, news) = (http.clone(), handed.clone());
-        let take = move |stream, read| {
-            list.lock().unwrap().push((stream, read));
+        let take = move |stream: bowline_tls::Stream, read| {
+            list.lock().unwrap().push((stream.socket, read));
             news.notify_all();
         };
         let handle = bound.start(router.clone(), Arc::new(take)).unwrap();

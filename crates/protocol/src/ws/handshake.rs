@@ -1,5 +1,6 @@
 //! The request that opens a WebSocket (RFC 6455, 4.2): its head parsed, judged and answered. Sans-IO.
 
+use super::deflate::Agreed;
 use crate::{
     error::ErrorCode,
     frame::{write_number, write_string},
@@ -40,6 +41,11 @@ impl Refused {
         Self::new(400, ErrorCode::Malformed, message)
     }
 
+    /// The same in seconds, as HTTP has it.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after_ms.map(|ms| ms.div_ceil(1000).max(1))
+    }
+
     /// Appends the whole HTTP answer.
     pub fn write(&self, out: &mut Vec<u8>) {
         let mut body = Vec::with_capacity(64 + self.message.len());
@@ -74,8 +80,8 @@ impl Refused {
             426 => head.push_str("Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"),
             _ => {}
         }
-        if let Some(ms) = self.retry_after_ms {
-            head.push_str(&format!("Retry-After: {}\r\n", ms.div_ceil(1000).max(1)));
+        if let Some(seconds) = self.retry_after_s() {
+            head.push_str(&format!("Retry-After: {seconds}\r\n"));
         }
         head.push_str("\r\n");
         out.extend_from_slice(head.as_bytes());
@@ -189,7 +195,9 @@ impl<'a> Request<'a> {
                 return Err(Refused::malformed("Sec-WebSocket-Key is missing or not the Base64 of 16 bytes"));
             }
         };
-        let mut upgrade = Upgrade { accept, subprotocol: false, token: None, params: Params::default() };
+        let deflate = Agreed::of(self.elements("sec-websocket-extensions"));
+        let mut upgrade =
+            Upgrade { accept, subprotocol: false, deflate, token: None, params: Params::default() };
         let mut tokens = Vec::new();
         for value in self.values("authorization") {
             if let Some(token) = bearer(value)? {
@@ -252,12 +260,14 @@ pub struct Upgrade {
     pub accept: [u8; 28],
     /// `bowline.v1.json` was offered and is to be selected.
     pub subprotocol: bool,
+    /// The offer of permessage-deflate that can be taken.
+    pub deflate: Option<Agreed>,
     pub token: Option<String>,
     pub params: Params,
 }
 
 /// Appends the answer 101.
-pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool) {
+pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool, deflate: Option<Agreed>) {
     out.extend_from_slice(
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: ",
     );
@@ -265,6 +275,10 @@ pub fn write_switching(out: &mut Vec<u8>, accept: &[u8; 28], subprotocol: bool) 
     if subprotocol {
         out.extend_from_slice(b"\r\nSec-WebSocket-Protocol: ");
         out.extend_from_slice(SUBPROTOCOL.as_bytes());
+    }
+    if let Some(agreed) = deflate {
+        out.extend_from_slice(b"\r\nSec-WebSocket-Extensions: ");
+        agreed.write(out);
     }
     out.extend_from_slice(b"\r\n\r\n");
 }

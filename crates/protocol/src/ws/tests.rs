@@ -25,6 +25,7 @@ fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
 enum Seen {
     Text(Vec<u8>),
     Binary(Vec<u8>),
+    Deflated(bool, Vec<u8>),
     Ping(Vec<u8>),
     Pong,
     Close(Option<u16>),
@@ -33,6 +34,10 @@ enum Seen {
 
 /// Feeds `bytes` in pieces that end at `cuts`.
 fn decode(bytes: &[u8], cuts: &[usize], max: usize) -> Vec<Seen> {
+    decode_with(bytes, cuts, max, false)
+}
+
+fn decode_with(bytes: &[u8], cuts: &[usize], max: usize, may_deflate: bool) -> Vec<Seen> {
     let mut decoder = Decoder::default();
     let mut seen = Vec::new();
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut % (bytes.len() + 1)).collect();
@@ -44,10 +49,11 @@ fn decode(bytes: &[u8], cuts: &[usize], max: usize) -> Vec<Seen> {
         start = end;
         let mut at = 0;
         loop {
-            seen.push(match decoder.next(&mut piece, &mut at, max) {
+            seen.push(match decoder.next(&mut piece, &mut at, max, may_deflate) {
                 Ok(None) => break,
                 Ok(Some(Message::Text(text))) => Seen::Text(text.to_vec()),
                 Ok(Some(Message::Binary(bytes))) => Seen::Binary(bytes.to_vec()),
+                Ok(Some(Message::Deflated { is_text, payload })) => Seen::Deflated(is_text, payload.to_vec()),
                 Ok(Some(Message::Ping(data))) => Seen::Ping(data.to_vec()),
                 Ok(Some(Message::Pong)) => Seen::Pong,
                 Ok(Some(Message::Close(code))) => Seen::Close(code),
@@ -135,14 +141,50 @@ fn nothing_is_kept_between_messages() {
     let (one, two) = bytes.split_at(4);
     let (mut one, mut two) = (one.to_vec(), two.to_vec());
     let mut at = 0;
-    assert_eq!(decoder.next(&mut one, &mut at, 9), Ok(None));
+    assert_eq!(decoder.next(&mut one, &mut at, 9, false), Ok(None));
     assert!(!decoder.is_idle());
     at = 0;
-    assert_eq!(decoder.next(&mut two, &mut at, 9), Ok(Some(Message::Ping(b"x"))));
-    assert_eq!(decoder.next(&mut two, &mut at, 9), Ok(Some(Message::Text(b"abc"))));
-    assert_eq!(decoder.next(&mut two, &mut at, 9), Ok(None));
+    assert_eq!(decoder.next(&mut two, &mut at, 9, false), Ok(Some(Message::Ping(b"x"))));
+    assert_eq!(decoder.next(&mut two, &mut at, 9, false), Ok(Some(Message::Text(b"abc"))));
+    assert_eq!(decoder.next(&mut two, &mut at, 9, false), Ok(None));
     assert!(decoder.partial.is_none());
     assert_eq!(size_of::<Decoder>(), 8);
+}
+
+/// RFC 7692, 6: the first frame of a message says that it is compressed, and no other frame may.
+#[test]
+fn compressed_messages_are_handed_out_as_they_came() {
+    // Not even text as it stands there.
+    let (bytes, long) = (b"\xff\x00\xc3", [7; 300]);
+    let deflated = |is_text, bytes: &[u8]| vec![Seen::Deflated(is_text, bytes.to_vec())];
+    let fault = |text| vec![Seen::Fault(Fault::Protocol(text))];
+    let reserved = "a reserved bit is set";
+    let rows: [(&str, Vec<u8>, Vec<Seen>); 9] = [
+        ("text", frame(0xc1, bytes), deflated(true, bytes)),
+        ("binary", frame(0xc2, bytes), deflated(false, bytes)),
+        (
+            "fragments",
+            [frame(0x41, b"\xff"), frame(0x00, b"\x00"), frame(0x80, b"\xc3")].concat(),
+            deflated(true, bytes),
+        ),
+        (
+            "a message that is not, behind one that is",
+            [frame(0x42, b"\xff\x00"), frame(0x80, b"\xc3"), frame(0x01, b"a"), frame(0x80, b"\xff")]
+                .concat(),
+            vec![Seen::Deflated(false, bytes.to_vec()), Seen::Fault(Fault::Utf8)],
+        ),
+        ("a ping", frame(0xc9, b""), fault(reserved)),
+        ("a close", frame(0xc8, b""), fault(reserved)),
+        ("a continuation", [frame(0x41, b"a"), frame(0xc0, b"b")].concat(), fault(reserved)),
+        ("reserved bit 2", frame(0xe1, b"a"), fault(reserved)),
+        ("too long by far", frame(0xc1, &long), vec![Seen::Fault(Fault::TooLarge { max: 200 })]),
+    ];
+    for (name, bytes, expected) in rows {
+        assert_eq!(decode_with(&bytes, &[], 200, true), expected, "{name}");
+        let each: Vec<usize> = (0..bytes.len()).collect();
+        assert_eq!(decode_with(&bytes, &each, 200, true), expected, "{name}, byte by byte");
+    }
+    assert_eq!(decode(&frame(0xc1, bytes), &[], 200), fault(reserved), "not agreed");
 }
 
 #[test]

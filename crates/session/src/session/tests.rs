@@ -19,6 +19,7 @@ fn rules() -> Rules {
         max_frame_bytes: 32_768,
         frames_per_second: 0,
         same_device: SameDevice::Replace,
+        room_join: RoomJoin::Any,
     }
 }
 
@@ -31,6 +32,7 @@ fn grant(user: &str) -> Grant {
         issued_at: 1,
         token_id: None,
         session_id: None,
+        rooms: None,
     }
 }
 
@@ -105,6 +107,7 @@ fn short(actions: &[Action]) -> Vec<String> {
             Action::Ended { code, open } => format!("ended {} {open}", code.reason()),
             Action::Verify { token, refresh, .. } => format!("verify {token} {refresh}"),
             Action::Failed { code, .. } => format!("failed {}", code.as_str()),
+            Action::Room(request) => format!("{} {}", request.name(), request.id()),
             Action::Mismatch { claimed } => format!("mismatch {claimed}"),
             other => format!("{other:?}").to_lowercase(),
         })
@@ -525,4 +528,63 @@ fn an_error_repeats_the_id_of_a_frame_that_needs_none() {
         let mut rig = Rig::with(rules());
         assert_eq!(short(&rig.text(&text))[1], format!("error unauthenticated {id}"));
     }
+}
+
+fn join(id: &str, room: &str) -> String {
+    format!(r#"{{"type":"room.join","id":"{id}","room":"{room}"}}"#)
+}
+
+#[test]
+fn what_is_asked_of_rooms_stays_in_the_gateway() {
+    let mut rig = Rig::open(Rules { backpressure_high: 1, ..rules() });
+    assert_eq!(short(&rig.text(&join("1", "lobby"))), ["room.join 1"]);
+    for id in ["2", "3", "4"] {
+        let send = format!(r#"{{"type":"room.send","id":"{id}","room":"lobby","body":1}}"#);
+        assert_eq!(short(&rig.text(&send)), [format!("room.send {id}")]);
+    }
+    assert_eq!(rig.session.state(), State::Reading, "nothing of it is undecided");
+    // Before there is an identity it is refused as everything is.
+    let mut rig = Rig::with(rules());
+    let refused = short(&rig.text(&join("1", "lobby")));
+    assert_eq!(refused[..2], ["failed unauthenticated", "error unauthenticated 1"]);
+}
+
+#[test]
+fn the_claim_names_rooms_or_how_they_begin() {
+    let mut rig = Rig::open(Rules { room_join: RoomJoin::Claim, ..rules() });
+    let refused = ["failed forbidden", "error forbidden 1"];
+    assert_eq!(short(&rig.text(&join("1", "lobby"))), refused, "a token that names none");
+    rig.text(r#"{"type":"auth.refresh","id":"r","token":"t"}"#);
+    let names: Arc<[Box<str>]> = ["lobby".into(), "team-*".into(), "*-x".into()].into();
+    let grant = Grant { rooms: Some(names), ..grant("alice") };
+    rig.run(|s, cx, out| s.on_verdict(cx, true, Ok(grant), FRESH, out));
+    let rows = [
+        ("lobby", true),
+        ("team-", true),
+        ("team-red", true),
+        ("lobby2", false),
+        ("team", false),
+        ("*-x", true),
+        ("a-x", false),
+    ];
+    for (room, allowed) in rows {
+        let expected = if allowed { vec!["room.join 1"] } else { refused.to_vec() };
+        assert_eq!(short(&rig.text(&join("1", room))), expected, "{room}");
+    }
+}
+
+#[test]
+fn a_join_that_the_application_judges_is_undecided_until_it_has() {
+    let mut rig = Rig::open(Rules { room_join: RoomJoin::Hook, backpressure_high: 1, ..rules() });
+    assert_eq!(short(&rig.text(&join("1", "lobby"))), ["room.join 1"]);
+    assert_eq!(short(&rig.text(&join("2", "lobby"))), ["room.join 2", "paused"]);
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_decided(cx, 2, out))), ["resumed"]);
+}
+
+#[test]
+fn requests_of_rooms_are_paid_for_like_others() {
+    let mut rig = Rig::open(Rules { frames_per_second: 2, ..rules() });
+    assert_eq!(short(&rig.text(&join("1", "lobby"))), ["room.join 1"]);
+    assert_eq!(short(&rig.text(&join("2", "lobby"))), ["room.join 2"]);
+    assert_eq!(short(&rig.text(&join("3", "lobby"))), ["failed rate_limited", "error rate_limited 3"]);
 }

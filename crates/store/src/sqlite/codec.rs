@@ -179,6 +179,11 @@ pub(super) fn unsigned(row: &Row<'_>, at: usize) -> Result<u64> {
     row.get::<_, i64>(at).map(|number| number as u64)
 }
 
+/// Numbers beyond what the database holds are beyond everything in it.
+pub(super) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
 /// A hash as it stands in its column.
 pub(super) fn hash(value: ValueRef<'_>) -> Result<u128> {
     let bytes = value.as_blob()?;

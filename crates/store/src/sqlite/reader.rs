@@ -1,6 +1,11 @@
 //! Reads, each from one state of the database.
 
-use super::{Home, codec};
+mod sweep;
+
+use super::{
+    Home,
+    codec::{self, signed},
+};
 use crate::cache::Cache;
 use bowline_delivery::persist::{
     ConversationState, Device, Found, Ledger, Member, Message, Query, Summary, Waiting,
@@ -115,6 +120,11 @@ impl Reader {
             }
             Query::Devices { .. } => Found::Devices(self.devices(user)?),
             Query::Ledger => self.ledger()?,
+            Query::Overdue { before, ids_before, after, limit } => {
+                self.overdue(*before, *ids_before, *after, *limit)?
+            }
+            Query::Excess { keep, of, after, limit } => self.excess(*keep, of.as_ref(), *after, *limit)?,
+            Query::StaleDevices { before, after, limit } => self.stale_devices(*before, *after, *limit)?,
         })
     }
 
@@ -125,9 +135,8 @@ impl Reader {
             .optional()
     }
 
-    /// The newest number, its time, and its place among all messages; `floor` and `created_at` where there is no
-    /// message.
-    fn newest(&self, key: i64, floor: Seq, created_at: Millis) -> Result<(Seq, Millis, i64)> {
+    /// The newest number, its time, and its place among all messages; what `past` says where there is no message.
+    fn newest(&self, key: i64, past: Past) -> Result<(Seq, Millis, i64)> {
         let found = self
             .db
             .prepare_cached(
@@ -135,22 +144,23 @@ impl Reader {
             )?
             .query_row([key], |row| Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?, row.get(2)?)))
             .optional()?;
-        Ok(found.unwrap_or((floor, created_at, 0)))
+        Ok(found.unwrap_or((past.floor, past.ts, 0)))
     }
 
     fn conversation(&mut self, id: &ConversationId, tail: u32) -> Result<Option<ConversationState>> {
         let found = self
             .db
             .prepare_cached(
-                "SELECT id, name, meta, created_at, floor_seq FROM conversations WHERE conversation_id = ?1",
+                "SELECT id, name, meta, floor_seq, max(created_at, floor_ts) FROM conversations \
+                 WHERE conversation_id = ?1",
             )?
             .query_row([id.as_str()], |row| {
-                let floor = codec::unsigned(row, 4)?;
-                Ok((row.get::<_, i64>(0)?, row.get(1)?, meta(row, 2)?, codec::unsigned(row, 3)?, floor))
+                Ok((row.get::<_, i64>(0)?, row.get(1)?, meta(row, 2)?, Past::of(row, 3)?))
             })
             .optional()?;
-        let Some((key, name, meta, created_at, floor)) = found else { return Ok(None) };
-        let (last, last_ts, _) = self.newest(key, floor, created_at)?;
+        let Some((key, name, meta, past)) = found else { return Ok(None) };
+        let (last, last_ts, _) = self.newest(key, past)?;
+        let floor = past.floor;
         let mut members = Vec::new();
         {
             let mut select = self.db.prepare_cached(
@@ -160,14 +170,14 @@ impl Reader {
             let mut rows = select.query([key])?;
             while let Some(row) = rows.next()? {
                 let user = self.names.name(&self.db, row.get(0)?)?;
-                members.push((user, codec::member(row, 1)?));
+                members.push((user, lifted(codec::member(row, 1)?, floor)));
             }
         }
         let tail = match tail {
             0 => vec![],
             limit => self.messages(key, id, (1, last), limit, u64::MAX, true)?,
         };
-        Ok(Some(ConversationState { name, meta, last, last_ts, members, tail }))
+        Ok(Some(ConversationState { name, meta, last, last_ts, floor, members, tail }))
     }
 
     fn messages(
@@ -250,14 +260,17 @@ impl Reader {
             let Some(last) = row.get::<_, Option<i64>>(1)? else { continue };
             let (key, last, member) = (row.get(0)?, last as Seq, codec::member(row, 2)?);
             let position = member.position(device);
+            // Below the floor there is nothing to find, so it matters only to what is told.
             if last <= position || !self.others_above(key, &member, position, user, device)? {
                 continue;
             }
+            let (conversation, floor) = self.id(key)?;
+            let member = lifted(member, floor);
             waiting.push(Waiting {
-                conversation: self.id(key)?,
+                conversation,
                 first: member.first,
                 last,
-                position,
+                position: member.position(device),
                 unread: member.unread(last),
             });
         }
@@ -282,10 +295,13 @@ impl Reader {
             .exists(params![key, signed(member.first.max(position + 1)), user, codec::Packed::new(device)])
     }
 
-    fn id(&self, key: i64) -> Result<ConversationId> {
+    /// The id of a conversation, and its floor.
+    fn id(&self, key: i64) -> Result<(ConversationId, Seq)> {
         self.db
-            .prepare_cached("SELECT conversation_id FROM conversations WHERE id = ?1")?
-            .query_row([key], |row| Ok(ConversationId::trusted(row.get_ref(0)?.as_str()?)))
+            .prepare_cached("SELECT conversation_id, floor_seq FROM conversations WHERE id = ?1")?
+            .query_row([key], |row| {
+                Ok((ConversationId::trusted(row.get_ref(0)?.as_str()?), codec::unsigned(row, 1)?))
+            })
     }
 
     fn conversations(&mut self, user: i64, after: Option<&ConversationId>, limit: usize) -> Result<Found> {
@@ -294,16 +310,15 @@ impl Reader {
         let mut all = Vec::new();
         {
             let mut select = self.db.prepare_cached(
-                "SELECT c.id, c.conversation_id, c.created_at, c.floor_seq FROM members m \
+                "SELECT c.id, c.conversation_id, c.floor_seq, max(c.created_at, c.floor_ts) FROM members m \
                  JOIN conversations c ON c.id = m.conversation WHERE m.user = ?1",
             )?;
             let mut rows = select.query([user])?;
             while let Some(row) = rows.next()? {
-                let key = row.get(0)?;
-                let (last, at, arrived) =
-                    self.newest(key, codec::unsigned(row, 3)?, codec::unsigned(row, 2)?)?;
+                let (key, past) = (row.get(0)?, Past::of(row, 2)?);
+                let (last, at, arrived) = self.newest(key, past)?;
                 let id = ConversationId::trusted(row.get_ref(1)?.as_str()?);
-                all.push(Line { order: (Reverse((at, arrived)), id), key, last });
+                all.push(Line { order: (Reverse((at, arrived)), id), key, last, floor: past.floor });
             }
         }
         all.sort_unstable_by(|a, b| a.order.cmp(&b.order));
@@ -327,11 +342,13 @@ impl Reader {
     fn activity(&self, conversation: &ConversationId) -> Result<Option<(Millis, i64)>> {
         let found = self
             .db
-            .prepare_cached("SELECT id, created_at FROM conversations WHERE conversation_id = ?1")?
-            .query_row([conversation.as_str()], |row| Ok((row.get(0)?, codec::unsigned(row, 1)?)))
+            .prepare_cached(
+                "SELECT id, floor_seq, max(created_at, floor_ts) FROM conversations WHERE conversation_id = ?1",
+            )?
+            .query_row([conversation.as_str()], |row| Ok((row.get(0)?, Past::of(row, 1)?)))
             .optional()?;
-        let Some((key, created_at)) = found else { return Ok(None) };
-        let (_, at, arrived) = self.newest(key, 0, created_at)?;
+        let Some((key, past)) = found else { return Ok(None) };
+        let (_, at, arrived) = self.newest(key, past)?;
         Ok(Some((at, arrived)))
     }
 
@@ -347,7 +364,7 @@ impl Reader {
                 "SELECT m.role, m.joined, m.first, m.delivered, m.read, m.own_above_delivered, m.own_above_read, \
                  m.lagging FROM members m WHERE m.conversation = ?1 AND m.user = ?2",
             )?
-            .query_row([line.key, user], |row| codec::member(row, 0))?;
+            .query_row([line.key, user], |row| Ok(lifted(codec::member(row, 0)?, line.floor)))?;
         let peer = match id.peers() {
             None => None,
             Some((one, other)) => {
@@ -359,7 +376,8 @@ impl Reader {
                             "SELECT delivered, read FROM members WHERE conversation = ?1 AND user = ?2",
                         )?
                         .query_row([line.key, key], |row| {
-                            Ok((codec::unsigned(row, 0)?, codec::unsigned(row, 1)?))
+                            let position = |at| codec::unsigned(row, at).map(|seq| seq.max(line.floor));
+                            Ok((position(0)?, position(1)?))
                         })
                         .optional()?,
                     _ => None,
@@ -400,6 +418,28 @@ struct Line {
     order: (Reverse<(Millis, i64)>, ConversationId),
     key: i64,
     last: Seq,
+    floor: Seq,
+}
+
+/// What a conversation says of itself when it holds no message: up to where they were taken, and when it was last
+/// written to.
+#[derive(Clone, Copy)]
+struct Past {
+    floor: Seq,
+    ts: Millis,
+}
+
+impl Past {
+    fn of(row: &Row<'_>, at: usize) -> Result<Self> {
+        Ok(Self { floor: codec::unsigned(row, at)?, ts: codec::unsigned(row, at + 1)? })
+    }
+}
+
+fn lifted(mut member: Member, floor: Seq) -> Member {
+    if floor > 0 {
+        member.lift(floor);
+    }
+    member
 }
 
 impl Names {
@@ -457,9 +497,4 @@ fn message(
 
 fn meta(row: &Row<'_>, at: usize) -> Result<Option<Bytes>> {
     Ok(row.get_ref(at)?.as_blob_or_null()?.map(Bytes::copy_from_slice))
-}
-
-/// Numbers beyond what the database holds are beyond every message.
-fn signed(seq: Seq) -> i64 {
-    i64::try_from(seq).unwrap_or(i64::MAX)
 }

@@ -7,7 +7,7 @@
 use rusqlite::{Connection, Result, TransactionBehavior};
 
 /// What turns version n into n + 1; a new database runs them all. Never change one that was released: append.
-pub(super) const STEPS: &[&str] = &[include_str!("schema/1.sql")];
+pub(super) const STEPS: &[&str] = &[include_str!("schema/1.sql"), include_str!("schema/2.sql")];
 
 /// Runs what is missing, each step in a transaction of its own. Answers with the version that it found when that
 /// is newer than all that it knows.

@@ -295,6 +295,11 @@ fn a_database_of_the_first_version_is_brought_up_to_date() {
         }
         other => panic!("{other:?}"),
     }
+    // Version 2: retention, and ids that outlive their messages.
+    let expire = Write::ExpireMessages { conversation: place(), up_to: 1, ids_from: 12 };
+    assert_eq!(opened.writer.commit(&batch(vec![expire])), Outcome::Committed);
+    let asked = Query::Overdue { before: 0, ids_before: 13, after: 0, limit: 9 };
+    assert!(matches!(reader.read(&asked), Found::Overdue { ids: true, .. }));
 }
 
 #[test]
@@ -304,16 +309,22 @@ fn the_first_number_after_retention_follows_the_last_one() {
         let mut opened = opened(&dir);
         let writes = vec![create(), Write::Message(message(1, 9)), Write::Message(message(2, 9))];
         assert_eq!(opened.writer.commit(&batch(writes)), Outcome::Committed);
-        let db = opened.writer.connection();
-        db.execute_batch("DELETE FROM messages; UPDATE conversations SET floor_seq = 2").unwrap();
+        let expire = Write::ExpireMessages { conversation: place(), up_to: 2, ids_from: 0 };
+        assert_eq!(opened.writer.commit(&batch(vec![expire])), Outcome::Committed);
     }
-    let opened = opened(&dir);
+    let mut opened = opened(&dir);
     assert_eq!(opened.waiting_mistaken, None);
     let mut reader = opened.readers.open().unwrap();
-    assert_eq!(last(&mut reader), 2);
-    assert_eq!(waiting(&mut reader), 4);
+    assert_eq!((last(&mut reader), waiting(&mut reader)), (2, 0));
     let asked = Query::Waiting { user: UserId::trusted("bob"), device: DeviceId::trusted("desk") };
     assert_eq!(reader.read(&asked), Found::Waiting { devices: vec![], conversations: vec![] });
+    let refused = opened.writer.commit(&batch(vec![Write::Message(message(2, 9))]));
+    assert!(
+        matches!(&refused, Outcome::Refused(faults) if matches!(faults[0].1, Refused::Duplicate(_))),
+        "{refused:?}"
+    );
+    assert_eq!(opened.writer.commit(&batch(vec![Write::Message(message(3, 9))])), Outcome::Committed);
+    assert_eq!((last(&mut reader), waiting(&mut reader)), (3, 2));
 }
 
 /// The log begins anew again and again while a reader reads, and everything is there.

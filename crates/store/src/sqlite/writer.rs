@@ -1,11 +1,14 @@
 //! The one writer: a batch is a transaction.
 //!
 //! What waits is counted here, apart from what the core adds to the ledger. A user's place in a conversation
-//! contributes `last − delivered − own_above_delivered`, so a message adds one for every member, a member's row
-//! that is replaced adds the difference between the old and the new `delivered + own_above_delivered`, and joining,
-//! leaving and deleting add or take the whole term. The old rows are known from a cache that holds what this writer
-//! wrote last. The sum stands in the ledger's row, in the same transaction; [`Writer::recount_waiting`] computes it
-//! anew from all rows, which is done at each start.
+//! contributes `last − max(delivered, floor) − own_above_delivered`, so a message adds one for every member, a
+//! member's row that is replaced adds the difference between the old and the new sum of the other two, and joining,
+//! leaving, expiring and deleting add or take what the term says. The old rows are known from a cache that holds what
+//! this writer wrote last. The sum stands in the ledger's row, in the same transaction; [`Writer::recount_waiting`]
+//! computes it anew from all rows, which is done at each start.
+//!
+//! Retention moves a conversation's floor and writes no member's row but those of the senders: whoever reads a row
+//! lifts its positions to the floor.
 
 use super::{
     Home, Options,
@@ -32,10 +35,13 @@ pub struct Writer {
     home: Arc<Home>,
     users: Cache<UserId, i64>,
     conversations: Cache<ConversationId, Place>,
-    /// `delivered + own_above_delivered` of members, by the keys of conversation and user.
-    covered: Cache<(i64, i64), i64>,
+    /// What of their conversation members have or sent themselves, by the keys of conversation and user.
+    covered: Cache<(i64, i64), Covered>,
     /// What this transaction put into `covered`.
     touched: Vec<(i64, i64)>,
+    /// The key of the next message. A key is never given twice while this runs, whatever was deleted, so that who
+    /// walks over the messages in order of arrival misses none.
+    next_row: i64,
 }
 
 /// What the writer knows of a conversation.
@@ -44,6 +50,20 @@ struct Place {
     key: i64,
     members: i64,
     last: i64,
+    floor: i64,
+}
+
+/// What a member's row says of what does not wait for that user.
+#[derive(Clone, Copy)]
+struct Covered {
+    delivered: i64,
+    own_above: i64,
+}
+
+impl Covered {
+    fn above(self, floor: i64) -> i64 {
+        self.delivered.max(floor) + self.own_above
+    }
 }
 
 /// Why a batch is not carried out.
@@ -99,6 +119,7 @@ impl Writer {
         let copier = home.connect(1 << 20)?;
         let checkpointer =
             Checkpointer::start(&db, copier, pages(options.log_bytes), pages(options.log_bytes_max));
+        let next_row = db.query_row("SELECT ifnull(max(id), 0) + 1 FROM messages", [], |row| row.get(0))?;
         let mut writer = Self {
             checkpointer,
             db,
@@ -107,6 +128,7 @@ impl Writer {
             conversations: Cache::new(CONVERSATIONS_CACHED),
             covered: Cache::new(MEMBERS_CACHED),
             touched: Vec::new(),
+            next_row,
         };
         let said: i64 = writer.db.query_row("SELECT waiting FROM ledger", [], |row| row.get(0))?;
         let counted = writer.recount_waiting()?;
@@ -122,6 +144,8 @@ impl Writer {
         self.db.query_row(
             "SELECT ifnull(sum(m.count * max(c.floor_seq, ifnull((SELECT max(seq) FROM messages \
                  WHERE conversation = m.conversation), 0)) - m.covered), 0) \
+                 - (SELECT ifnull(sum(c.floor_seq - m.delivered), 0) FROM conversations c \
+                    JOIN members m ON m.conversation = c.id WHERE c.floor_seq > 0 AND m.delivered < c.floor_seq) \
              FROM (SELECT conversation, count(*) AS count, sum(delivered + own_above_delivered) AS covered \
                    FROM members GROUP BY conversation) m \
              JOIN conversations c ON c.id = m.conversation",
@@ -173,10 +197,12 @@ impl Writer {
                     self.users.forget(user);
                 }
                 Write::RenameConversation { conversation, .. }
+                | Write::ExpireMessages { conversation, .. }
                 | Write::DeleteConversation { conversation } => {
                     self.conversations.forget(conversation);
                 }
                 Write::PutDevice { user, .. } | Write::ForgetDevice { user, .. } => self.users.forget(user),
+                Write::ForgetIds { .. } => {}
             }
         }
     }
@@ -247,7 +273,7 @@ impl Writer {
                     )?
                     .execute(params![conversation.as_str(), name, meta.as_deref(), *at as i64])?;
                 let key = self.db.last_insert_rowid();
-                self.conversations.insert(conversation.clone(), Place { key, members: 0, last: 0 });
+                self.conversations.insert(conversation.clone(), Place { key, members: 0, last: 0, floor: 0 });
                 for (user, member) in members {
                     self.put_member(conversation, user, member, waiting)?;
                 }
@@ -277,6 +303,17 @@ impl Writer {
                     ])?;
             }
             Write::ForgetDevice { user, device } => self.forget_device(user, device)?,
+            Write::ExpireMessages { conversation, up_to, ids_from } => {
+                self.expire_messages(conversation, codec::signed(*up_to), codec::signed(*ids_from), waiting)?;
+            }
+            Write::ForgetIds { before, limit } => {
+                self.db
+                    .prepare_cached(
+                        "DELETE FROM messages WHERE id IN \
+                         (SELECT id FROM messages WHERE conversation < 0 AND ts < ?1 ORDER BY ts LIMIT ?2)",
+                    )?
+                    .execute(params![codec::signed(*before), limit])?;
+            }
         }
         Ok(Ok(()))
     }
@@ -285,11 +322,18 @@ impl Writer {
         let place = self.place_of(&message.conversation)?;
         let sender = self.user(&message.from)?;
         let id = Packed::new(&message.id);
+        if message.seq as i64 <= place.floor {
+            return Ok(Err(match self.receipt(sender, &message.id)? {
+                Some(receipt) => Fault::Duplicate(receipt),
+                None => Fault::SeqTaken,
+            }));
+        }
+        self.next_row += 1;
         let inserted = self
             .db
             .prepare_cached(
-                "INSERT INTO messages (conversation, seq, sender, message_id, device, ts, hash, body_kind, body) \
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO messages (id, conversation, seq, sender, message_id, device, ts, hash, body_kind, body) \
+                 VALUES (?10, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
             )?
             .execute(params![
                 place.key,
@@ -301,6 +345,7 @@ impl Writer {
                 message.hash.to_be_bytes(),
                 codec::body_kind(&message.body),
                 &message.body.bytes()[..],
+                self.next_row - 1,
             ]);
         match inserted {
             Ok(_) => {}
@@ -327,7 +372,7 @@ impl Writer {
         self.db
             .prepare_cached(
                 "SELECT c.conversation_id, m.seq, m.ts, m.hash FROM messages m \
-                 JOIN conversations c ON c.id = m.conversation WHERE m.sender = ?1 AND m.message_id = ?2",
+                 JOIN conversations c ON c.id = abs(m.conversation) WHERE m.sender = ?1 AND m.message_id = ?2",
             )?
             .query_row(params![sender, Packed::new(id)], |row| {
                 Ok(Receipt {
@@ -349,15 +394,16 @@ impl Writer {
     ) -> Result<(), Stop> {
         let place = self.place_of(conversation)?;
         let user = self.user(user)?;
-        let covered = (member.delivered + member.own_above_delivered) as i64;
+        let covered =
+            Covered { delivered: member.delivered as i64, own_above: member.own_above_delivered as i64 };
         let sql = match self.covered(place.key, user)? {
             Some(before) => {
-                *waiting += before - covered;
+                *waiting += before.above(place.floor) - covered.above(place.floor);
                 "UPDATE members SET role = ?3, joined = ?4, first = ?5, delivered = ?6, read = ?7, \
                  own_above_delivered = ?8, own_above_read = ?9, lagging = ?10 WHERE conversation = ?1 AND user = ?2"
             }
             None => {
-                *waiting += place.last - covered;
+                *waiting += place.last - covered.above(place.floor);
                 if let Some(place) = self.conversations.find(conversation) {
                     place.members += 1;
                 }
@@ -395,7 +441,7 @@ impl Writer {
             .prepare_cached("DELETE FROM members WHERE conversation = ?1 AND user = ?2")?
             .execute([place.key, user])?;
         self.covered.forget(&(place.key, user));
-        *waiting -= place.last - covered;
+        *waiting -= place.last - covered.above(place.floor);
         if let Some(place) = self.conversations.find(conversation) {
             place.members -= 1;
         }
@@ -407,12 +453,12 @@ impl Writer {
         let covered: i64 = self
             .db
             .prepare_cached(
-                "SELECT ifnull(sum(delivered + own_above_delivered), 0) FROM members WHERE conversation = ?1",
+                "SELECT ifnull(sum(max(delivered, ?2) + own_above_delivered), 0) FROM members WHERE conversation = ?1",
             )?
-            .query_row([place.key], |row| row.get(0))?;
+            .query_row([place.key, place.floor], |row| row.get(0))?;
         *waiting -= place.members * place.last - covered;
         for sql in [
-            "DELETE FROM messages WHERE conversation = ?1",
+            "DELETE FROM messages WHERE conversation IN (?1, -?1)",
             "DELETE FROM members WHERE conversation = ?1",
             "DELETE FROM conversations WHERE id = ?1",
         ] {
@@ -420,6 +466,48 @@ impl Writer {
         }
         // Its members stay in `covered` until they age out: the key is never given to another conversation.
         self.conversations.forget(conversation);
+        Ok(())
+    }
+
+    /// Takes the messages up to `up_to`, and with them what waited of them. The ids of those from `ids_from` on stay.
+    fn expire_messages(
+        &mut self,
+        conversation: &ConversationId,
+        up_to: i64,
+        ids_from: i64,
+        waiting: &mut i64,
+    ) -> Result<(), Stop> {
+        let place = self.place_of(conversation)?;
+        let floor = up_to.min(place.last);
+        if floor <= place.floor {
+            return Ok(());
+        }
+        let taken: i64 = self
+            .db
+            .prepare_cached(
+                "SELECT ifnull(sum(?2 - max(delivered, ?3)), 0) FROM members \
+                 WHERE conversation = ?1 AND delivered < ?2",
+            )?
+            .query_row([place.key, floor, place.floor], |row| row.get(0))?;
+        *waiting -= taken;
+        self.db
+            .prepare_cached(
+                "UPDATE conversations SET floor_seq = ?2, floor_ts = max(floor_ts, ifnull((SELECT ts FROM messages \
+                 WHERE conversation = ?1 AND seq <= ?2 ORDER BY seq DESC LIMIT 1), 0)) WHERE id = ?1",
+            )?
+            .execute([place.key, floor])?;
+        self.db
+            .prepare_cached(
+                "UPDATE messages SET conversation = -conversation, body = NULL, device = NULL \
+                 WHERE conversation = ?1 AND seq <= ?2 AND ts >= ?3",
+            )?
+            .execute([place.key, floor, ids_from])?;
+        self.db
+            .prepare_cached("DELETE FROM messages WHERE conversation = ?1 AND seq <= ?2")?
+            .execute([place.key, floor])?;
+        if let Some(place) = self.conversations.find(conversation) {
+            place.floor = floor;
+        }
         Ok(())
     }
 
@@ -515,11 +603,11 @@ impl Writer {
             .db
             .prepare_cached(
                 "SELECT id, (SELECT count(*) FROM members WHERE conversation = id), \
-                 max(floor_seq, ifnull((SELECT max(seq) FROM messages WHERE conversation = conversations.id), 0)) \
-                 FROM conversations WHERE conversation_id = ?1",
+                 max(floor_seq, ifnull((SELECT max(seq) FROM messages WHERE conversation = conversations.id), 0)), \
+                 floor_seq FROM conversations WHERE conversation_id = ?1",
             )?
             .query_row([conversation.as_str()], |row| {
-                Ok(Place { key: row.get(0)?, members: row.get(1)?, last: row.get(2)? })
+                Ok(Place { key: row.get(0)?, members: row.get(1)?, last: row.get(2)?, floor: row.get(3)? })
             })
             .optional()?;
         if let Some(place) = found {
@@ -528,16 +616,18 @@ impl Writer {
         Ok(found)
     }
 
-    /// `delivered + own_above_delivered` of a member's row; none when there is no row.
-    fn covered(&mut self, conversation: i64, user: i64) -> rusqlite::Result<Option<i64>> {
+    /// What a member's row says; none when there is no row.
+    fn covered(&mut self, conversation: i64, user: i64) -> rusqlite::Result<Option<Covered>> {
         if let Some(covered) = self.covered.find(&(conversation, user)) {
             return Ok(Some(*covered));
         }
         self.db
             .prepare_cached(
-                "SELECT delivered + own_above_delivered FROM members WHERE conversation = ?1 AND user = ?2",
+                "SELECT delivered, own_above_delivered FROM members WHERE conversation = ?1 AND user = ?2",
             )?
-            .query_row([conversation, user], |row| row.get(0))
+            .query_row([conversation, user], |row| {
+                Ok(Covered { delivered: row.get(0)?, own_above: row.get(1)? })
+            })
             .optional()
     }
 

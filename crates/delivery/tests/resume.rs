@@ -1,0 +1,277 @@
+//! A client whose network dropped goes on where it was, or is told that it does not.
+
+#[allow(dead_code)]
+mod support;
+
+use bowline_delivery::{Config, limits};
+use bowline_protocol::{
+    CloseCode,
+    link::{Down, Up},
+};
+use support::{MemStore, World, config, recv, send};
+
+const AB: &str = "d:a:b";
+
+/// The connection is lost; the session of `conn` waits.
+fn lose(world: &mut World, conn: u64) {
+    world.up(conn, Up::Closed(CloseCode::Bye));
+}
+
+fn resume(world: &mut World, user: &str, device: &str, session: u64) -> (u64, bool) {
+    let conn = world.resume(user, device, Some(&format!("s{session}")));
+    (conn, world.accepted[&conn])
+}
+
+#[test]
+fn what_was_pushed_comes_again_and_what_was_never_sent_comes_without_a_mark() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    for n in 1..=3 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.frame(b, &recv(AB, 1));
+    lose(&mut world, b);
+    world.advance(1_000);
+    world.frame(a, &send("m4", "b"));
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(b), ["again 2", "again 3", "push 4"]);
+    // From here on as ever.
+    world.frame(a, &send("m5", "b"));
+    assert_eq!(world.brief(b), ["push 5"]);
+    world.frame(b, &recv(AB, 3));
+    world.advance(3_000);
+    assert_eq!(world.brief(b), ["again 4", "again 5"]);
+}
+
+#[test]
+fn a_resume_without_anything_open_is_one_as_well() {
+    let mut world = World::new();
+    let (_, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    lose(&mut world, b);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed, "a position is given at connect");
+    assert_eq!(world.brief(b), [""; 0]);
+}
+
+#[test]
+fn who_was_in_a_room_comes_anew() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.up(b, Up::InRooms);
+    lose(&mut world, b);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(!resumed, "its memberships have ended");
+    assert_eq!(world.brief(b).len(), 1, "what waits is announced");
+}
+
+#[test]
+fn what_was_only_announced_is_pushed_without_a_mark() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.connect("b", "9");
+    let b = world.connect("b", "1");
+    world.disconnect(b);
+    world.frame(a, &send("m1", "b"));
+    let b = world.connect("b", "1");
+    world.frame(a, &send("m2", "b"));
+    assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1", "push 2"]);
+    lose(&mut world, b);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(b), ["push 1", "again 2"]);
+}
+
+#[test]
+fn what_was_given_up_after_its_attempts_comes_again() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    for _ in 0..40 {
+        world.advance(1_000);
+    }
+    assert_eq!(world.brief(b), ["push 1", "again 1", "again 1", "again 1"]);
+    lose(&mut world, b);
+    world.advance(10);
+    let (b, _) = resume(&mut world, "b", "1", b);
+    assert_eq!(world.brief(b), ["again 1"]);
+}
+
+#[test]
+fn own_messages_do_not_come_back() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &send("m2", "a"));
+    world.frame(a, &send("m3", "b"));
+    world.take(b);
+    lose(&mut world, b);
+    let (b, _) = resume(&mut world, "b", "1", b);
+    assert_eq!(world.brief(b), ["again 1", "again 3"]);
+}
+
+#[test]
+fn the_session_of_another_user_or_device_is_left_alone() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.take(b);
+    let (_, open) = resume(&mut world, "c", "1", b);
+    let (_, other) = resume(&mut world, "b", "2", b);
+    assert_eq!((open, other), (false, false));
+    world.frame(a, &send("m2", "b"));
+    assert_eq!(world.brief(b), ["push 2"], "it goes on");
+    lose(&mut world, b);
+    let (_, thief) = resume(&mut world, "c", "1", b);
+    assert!(!thief);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(b), ["again 1", "again 2"]);
+}
+
+#[test]
+fn a_session_is_held_for_its_time_and_not_for_who_was_sent_away() {
+    let mut world = World::new();
+    let b = world.connect("b", "1");
+    lose(&mut world, b);
+    world.advance(14_999);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    // The session keeps its name.
+    lose(&mut world, b);
+    world.advance(15_000);
+    assert!(!resume(&mut world, "b", "1", 1).1);
+    for code in [CloseCode::Kicked, CloseCode::Revoked, CloseCode::Policy, CloseCode::Unauthenticated] {
+        let b = world.connect("b", "1");
+        world.up(b, Up::Closed(code));
+        assert!(!resume(&mut world, "b", "1", b).1, "{code:?}");
+    }
+}
+
+#[test]
+fn a_resume_fences_the_old_transport() {
+    let mut world = World::new();
+    let (a, old) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.take(old);
+    // It dropped without a word: for the server it is open still.
+    let (new, resumed) = resume(&mut world, "b", "1", old);
+    assert!(resumed);
+    assert_eq!(world.closed[&old], CloseCode::Replaced);
+    assert_eq!(world.brief(new), ["again 1"]);
+    // Its late words end nothing, and neither do its timers.
+    world.up(old, Up::Closed(CloseCode::HeartbeatTimeout));
+    let (no, gone) = (1, true);
+    let event = Box::new(Down::Accepted { resumed: false });
+    world.up(old, Up::NotHere { no, event, gone });
+    world.advance(2_999);
+    assert_eq!(world.brief(new), [""; 0]);
+    world.advance(1);
+    assert_eq!(world.brief(new), ["again 1"]);
+    world.frame(new, &recv(AB, 1));
+    world.advance(60_000);
+    assert_eq!(world.brief(new), [""; 0]);
+    assert_eq!(world.core.table_sizes()[0], 2);
+}
+
+#[test]
+fn a_hundred_silent_drops_in_a_row_all_resume() {
+    let mut world = World::new();
+    let (a, first) = (world.connect("a", "1"), world.connect("b", "1"));
+    let mut conn = first;
+    world.frame(a, &send("m0", "b"));
+    for n in 1..=100 {
+        if n % 3 == 0 {
+            lose(&mut world, conn);
+        }
+        if n % 7 == 0 {
+            world.frame(a, &send(&format!("m{n}"), "b"));
+        }
+        world.take(conn);
+        let (next, resumed) = resume(&mut world, "b", "1", first);
+        assert!(resumed, "drop {n}");
+        let all: Vec<String> = world.brief(next);
+        assert_eq!(all.len() as u64, world.last_seq(AB), "{all:?}");
+        conn = next;
+        world.advance(100);
+    }
+    assert_eq!(world.core.counters().resumed, 100);
+    // One timer is left for what is open, not a hundred.
+    world.take(conn);
+    world.advance(3_000);
+    assert_eq!(world.brief(conn).len() as u64, world.last_seq(AB));
+}
+
+#[test]
+fn more_than_can_be_pushed_is_announced() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    lose(&mut world, b);
+    let texts: Vec<String> = (0..=limits::RESUME_MESSAGES_MAX).map(|n| send(&format!("m{n}"), "b")).collect();
+    let frames: Vec<(u64, &str)> = texts.iter().map(|text| (a, text.as_str())).collect();
+    world.frames(&frames);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(!resumed);
+    assert_eq!(world.brief(b), [format!("notice d:a:b 1-{0} u{0}", limits::RESUME_MESSAGES_MAX + 1)]);
+}
+
+#[test]
+fn bodies_that_are_too_large_together_are_announced() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    lose(&mut world, b);
+    let body = "x".repeat(limits::RESUME_BYTES_MAX / 10);
+    for n in 0..11 {
+        world.frame(a, &format!(r#"{{"type":"msg.send","id":"m{n}","to":"b","body":"{body}"}}"#));
+    }
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(!resumed);
+    assert_eq!(world.brief(b), ["notice d:a:b 1-11 u11"]);
+}
+
+#[test]
+fn what_happens_while_the_session_is_read_follows_in_order() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &send("b1", "a"));
+    world.take(b);
+    lose(&mut world, b);
+    let frames = [(a, &send("m2", "b")[..]), (a, &recv(AB, 2))];
+    let conn = world.resume_amid("b", "1", &format!("s{b}"), &frames);
+    assert!(world.accepted[&conn]);
+    assert_eq!(world.brief(conn), ["delivered 2 a", "again 1", "push 3"]);
+}
+
+#[test]
+fn nothing_is_held_when_it_is_turned_off() {
+    let mut world = World::with(Config { resume_ms: 0, ..config() }, MemStore::default());
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(!resumed);
+    assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1"]);
+}
+
+#[test]
+fn a_store_that_does_not_answer_keeps_nobody_out() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.is_silent = true;
+    let conn = world.resume("b", "1", Some(&format!("s{b}")));
+    assert!(!world.accepted.contains_key(&conn));
+    world.advance(limits::RESUME_WAIT_MS);
+    assert!(!world.accepted[&conn], "let in without its session");
+    world.is_silent = false;
+    world.settle();
+    assert_eq!(world.brief(conn), ["notice d:a:b 1-1 u1"]);
+    // It may try again while the session is held.
+    lose(&mut world, conn);
+    let (conn, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(conn), ["again 1"]);
+}
