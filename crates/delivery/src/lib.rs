@@ -377,20 +377,24 @@ impl Core {
             Up::Frame(_) => {
                 // The gateway holds a connection that was given up here; its client has to come again, unless it was
                 // sent away and that has not arrived yet.
-                let code = self.closes.find(key, from.login).unwrap_or(CloseCode::Shutdown);
-                self.send_again(from, 0, Down::Close { code, reason: None });
+                self.close_again(key, from);
             }
             Up::NotHere { no, event, .. } if no > 0 => {
                 // It was given up, and something has not arrived: the close, or what came before it, without which the
                 // close would never have its turn.
-                let close = match *event {
-                    close @ Down::Close { .. } => close,
-                    _ => Down::Close { code: CloseCode::Shutdown, reason: None },
-                };
-                self.send_again(from, 0, close);
+                match *event {
+                    close @ Down::Close { .. } => self.send_again(from, 0, close),
+                    _ => self.close_again(key, from),
+                }
             }
             _ => {}
         }
+    }
+
+    /// Closes what was given up, outside the order: as it was closed before, if it was; else it has to come again.
+    fn close_again(&mut self, key: ConnKey, conn: ConnRef) {
+        let code = self.closes.find(key, conn.login).unwrap_or(CloseCode::Shutdown);
+        self.send_again(conn, 0, Down::Close { code, reason: None });
     }
 
     fn send_again(&mut self, conn: ConnRef, no: u64, event: Down) {
@@ -568,7 +572,7 @@ impl Core {
         let key = (self.nodes.index(&conn.node), conn.connection);
         if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
             // Given up meanwhile: what did not arrive is not sent, and the close behind it would not have its turn.
-            return self.send_again(conn, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
+            return self.close_again(key, conn);
         }
         if here { self.send_again(conn, no, event) } else { self.give_up(key, conn, now) }
     }

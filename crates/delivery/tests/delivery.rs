@@ -521,7 +521,7 @@ fn a_close_behind_an_event_that_does_not_arrive_is_sent_outside_the_order() {
     world.closed.clear();
     let event = Box::new(Down::Decided(1));
     world.up(old, Up::NotHere { no: 2, event, gone: true });
-    assert_eq!(world.closed.remove(&old), Some(CloseCode::Shutdown));
+    assert_eq!(world.closed.remove(&old), Some(CloseCode::Replaced));
 }
 
 #[test]

@@ -366,7 +366,10 @@ impl World {
     /// The library tells the application something.
     fn on_told(&mut self, device: usize, told: Told) {
         match told {
-            Told::Connected { .. } => self.devices[device].is_connected = true,
+            Told::Connected { resumed, .. } => {
+                self.devices[device].is_connected = true;
+                self.resumed += u64::from(resumed);
+            }
             Told::Message(message) => {
                 let found = &mut self.devices[device];
                 let (user, id, repeated) = (found.user.clone(), found.id.clone(), found.repeated.clone());

@@ -99,6 +99,8 @@ pub struct Report {
     /// Sums up everything that the clients saw, the order included.
     pub digest: u64,
     pub messages: usize,
+    /// Connections that went on with the session of another.
+    pub resumed: u64,
     /// The last lines, when they were asked for.
     pub history: Vec<String>,
 }
@@ -126,6 +128,7 @@ pub struct World {
     pub api: BTreeMap<u64, Option<(String, UserId)>>,
     pub api_sent: Vec<(String, UserId, bowline_protocol::link::Send)>,
     pub next_id: u64,
+    pub resumed: u64,
     pub is_healed: bool,
     heap: BinaryHeap<Reverse<Due>>,
     next_number: u64,
@@ -159,6 +162,7 @@ impl World {
             ended_at: world.now,
             digest: world.digest,
             messages: world.model.ids.len(),
+            resumed: world.resumed,
             history: world.history.into_iter().flatten().collect(),
         }
     }
@@ -183,6 +187,7 @@ impl World {
             api: BTreeMap::new(),
             api_sent: Vec::new(),
             next_id: 0,
+            resumed: 0,
             is_healed: false,
             heap: BinaryHeap::new(),
             next_number: 0,

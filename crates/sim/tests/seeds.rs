@@ -5,11 +5,14 @@ use std::collections::BTreeSet;
 
 #[test]
 fn three_hundred_seeds_break_no_promise() {
+    let mut resumed = 0;
     for seed in 0..300 {
         let report = run(seed, None);
+        resumed += report.resumed;
         assert_eq!(report.violation, None, "seed {seed}");
         assert!(report.messages > 0, "seed {seed} stored nothing");
     }
+    assert!(resumed > 100, "{resumed} sessions were resumed");
 }
 
 #[test]
