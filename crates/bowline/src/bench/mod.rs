@@ -20,6 +20,7 @@ mod server;
 mod simulate;
 mod stamp;
 mod storm;
+mod stream;
 mod wire;
 mod worker;
 
@@ -32,7 +33,7 @@ pub use worker::run_as_process;
 
 use crate::token::Tokens;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub enum Scenario {
@@ -49,6 +50,8 @@ pub enum Scenario {
 pub struct Options {
     pub scenario: Scenario,
     pub url: String,
+    /// PEM file with the issuers to trust, for TLS; none is those that the system trusts.
+    pub ca: Option<PathBuf>,
     pub connections: usize,
     pub duration: Duration,
     /// Messages a second in all; none is a closed loop.
