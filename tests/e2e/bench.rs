@@ -1,7 +1,8 @@
 //! `bowline bench`: every scenario against the real server, with a few dozen connections.
 
-use bowline_tests::{Server, Setup, bowline, server::Ended, token, until};
+use bowline_tests::{Certificates, Server, Setup, bowline, server::Ended, token, until};
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Runs a bench with the secret of the tests, to its JSON.
 fn bench(url: &str, arguments: &[&str]) -> Value {
@@ -192,6 +193,8 @@ fn a_simulated_storm_keeps_the_limit_and_brings_everybody_back() {
 fn what_is_wrong_is_one_line_that_says_what_to_do() {
     let server = Server::start();
     let [ws, tcp] = urls(&server);
+    let certificates = Certificates::new();
+    let ca = certificates.ca().to_string_lossy().into_owned();
     let nobody = {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         format!("ws://{}/ws", listener.local_addr().expect("it is bound"))
@@ -208,7 +211,9 @@ fn what_is_wrong_is_one_line_that_says_what_to_do() {
         (with(other, &ws, &[]), 1, "--token"),
         (with(other, &tcp, &[]), 1, "--token"),
         (with(&secret, &ws.replace("/ws", "/wrong"), &[]), 1, "404"),
-        (with(&secret, "wss://127.0.0.1:1/ws", &[]), 2, "TLS"),
+        (with(&secret, &ws.replace("ws://", "wss://"), &["--ca", &ca]), 1, "TLS"),
+        (with(&secret, "tls://127.0.0.1:1", &["--ca", "/no/such/ca.pem"]), 2, "/no/such/ca.pem"),
+        (with(&secret, "http://127.0.0.1:1", &[]), 2, "wss://"),
         (with(&secret, &ws, &["--connections", "1"]), 2, "--connections"),
         (with(&secret, &ws, &["--connections", "2000000000"]), 2, "ulimit"),
         (with(&secret, &ws, &["--publishers", "0"]), 2, "--publishers"),
@@ -221,6 +226,42 @@ fn what_is_wrong_is_one_line_that_says_what_to_do() {
     let shared = bowline(&["bench", "pair", "--url", &ws, "--token", &token::of("alice")]);
     assert_eq!(shared.code, Some(2), "{shared:?}");
     assert!(shared.stderr.contains("--token names one"), "{shared:?}");
+}
+
+#[test]
+fn every_scenario_speaks_tls() {
+    let certificates = Arc::new(Certificates::new());
+    let server = Setup::new().tls(&certificates).start();
+    let ca = certificates.ca().to_string_lossy().into_owned();
+    let port = |address: std::net::SocketAddr| address.port();
+    let ws = format!("wss://localhost:{}/ws", port(server.listeners().ws));
+    let tcp = format!("tls://127.0.0.1:{}", port(server.listeners().tcp));
+    for url in [ws, tcp] {
+        let bench = |arguments: &[&str]| bench(&url, &[arguments, &["--ca", &ca]].concat());
+        let report = bench(&["idle", "--connections", "41", "--processes", "2", "--duration", "300ms"]);
+        assert_eq!((number(&report, "connections"), number(&report, "failed")), (41.0, 0.0), "{report:#}");
+        assert_eq!(number(&report, "lost_while_held"), 0.0, "{report:#}");
+        let report = bench(&["pair", "--connections", "20", "--duration", "1s", "--rate", "100"]);
+        assert_eq!(number(&report, "delivered"), 100.0, "{report:#}");
+        // Bodies of more than a record, so that sockets are full and records come in parts.
+        let room = ["fanout", "--connections", "20", "--in-flight", "8", "--body-bytes", "30000"];
+        let report = bench(&[&room[..], &["--duration", "1s"]].concat());
+        assert!(number(&report, "deliveries") >= 20.0, "{report:#}");
+        for name in ["missing", "gaps", "reordered", "lost", "refused"] {
+            assert_eq!(number(&report, name), 0.0, "{name}: {report:#}");
+        }
+        let report = bench(&["storm", "--connections", "50", "--duration", "60s"]);
+        assert_eq!((number(&report, "back"), number(&report, "failures")), (50.0, 0.0), "{report:#}");
+        assert_eq!(number(&report, "probe_lost"), 0.0, "{report:#}");
+    }
+    let metrics = server.metrics();
+    let handshakes = |outcome| {
+        metrics
+            .find_with("bowline_gateway_tls_handshakes_total", &format!("outcome=\"{outcome}\""))
+            .unwrap_or(0.0)
+    };
+    // 41, 20, 20 and twice 50 connections, each with its own, and one probe for each run.
+    assert_eq!((handshakes("done"), handshakes("failed")), (2.0 * (181.0 + 4.0), 0.0));
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! `bowline check`: a good server is found good under kills, and each way to be wrong is found and named.
 
 use bowline_tests::{
-    Server, Setup,
+    Certificates, Server, Setup,
     disk::{self, Fault},
     proxy::{Proxy, Wrong},
     server::{Ended, bowline_within},
     token,
 };
 use serde_json::Value;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 /// A run of some seconds and the end of it, on a machine that does other things too.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -102,6 +102,29 @@ fn a_running_server_is_checked_by_its_address_alone_and_left_running() {
     is_clean(&check(&["--url", &ws, "--duration", "1s", "--users", "6", "--seed", "1"], &[]));
     is_clean(&check(&["--url", &ws, "--duration", "1s", "--users", "6", "--seed", "1"], &[]));
     assert!(server.has_ended().is_none());
+}
+
+#[test]
+fn a_running_server_is_checked_through_tls() {
+    let _turn = bowline_tests::turn();
+    let certificates = Arc::new(Certificates::new());
+    let server = Setup::new().tls(&certificates).start();
+    let ca = certificates.ca().to_string_lossy().into_owned();
+    let ws = format!("wss://localhost:{}/ws", server.listeners().ws.port());
+    let tcp = format!("tls://{}", server.listeners().tcp);
+    let load = ["--duration", "3s", "--users", "6", "--token-secret", token::SECRET];
+    // Several addresses behind one flag are the same as several flags.
+    let verdict = is_clean(&check(&[&["--url", &ws, &tcp, "--ca", &ca], &load[..]].concat(), &[]));
+    assert!(verdict["sent"].as_u64().is_some_and(|sent| sent > 300), "{verdict}");
+    // Whoever is not trusted is told nothing.
+    let ended = check(&[&["--url", &ws, "--ca", "/no/such/ca.pem"], &load[..]].concat(), &[]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{ended:?}");
+    assert!(ended.stderr.contains("/no/such/ca.pem"), "{ended:?}");
+    let other = Certificates::new();
+    let other = other.ca().to_string_lossy().into_owned();
+    let ended = check(&[&["--url", &ws, "--ca", &other], &load[..]].concat(), &[]);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""), "{ended:?}");
+    assert!(ended.stderr.contains("certificate"), "{ended:?}");
 }
 
 #[test]

@@ -126,6 +126,97 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
+fn the_names_that_scripts_rely_on_are_there() {
+    let api = ["--api-url", "--api-key"];
+    for (command, names) in [
+        (
+            &["serve"][..],
+            &["--config", "--data", "--role", "--listen", "--tcp", "--api", "--node-id", "--set"][..],
+        ),
+        (&["token"], &["--user", "--device", "--ttl", "--config", "--data"]),
+        (&["chat"], &["--user", "--to", "--conversation", "--room", "--url", "--token", "--ca"]),
+        (&["status"], &api),
+        (&["top"], &api),
+        (&["drain"], &["--reason", "--api-url", "--api-key"]),
+        (
+            &["bench"],
+            &["idle", "pair", "fanout", "storm", "--url", "--connections", "--duration", "--json", "--ca"],
+        ),
+        (&["check"], &["--url", "--duration", "--users", "--rate", "--seed", "--json", "--ca"]),
+        (&["config", "print"], &["--config"]),
+        (&["config", "check"], &["--config"]),
+        (&["config", "example"], &[]),
+        (&["doctor"], &["--config"]),
+    ] {
+        let help = bowline(&[command, &["--help"]].concat());
+        assert_eq!(help.code, Some(0), "{command:?}: {help:?}");
+        let words: Vec<&str> = help.stdout.split_whitespace().map(|word| word.trim_matches(':')).collect();
+        for name in names {
+            assert!(words.contains(name), "{command:?} {name}: {}", help.stdout);
+        }
+    }
+}
+
+#[test]
+fn the_defaults_that_scripts_rely_on_are_there() {
+    let ended = bowline(&["config", "print", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    for (key, default) in [
+        ("node.data", json!("./bowline-data")),
+        ("gateway.listen", json!("127.0.0.1:8080")),
+        ("gateway.tcp_listen", json!("127.0.0.1:8081")),
+        ("api.listen", json!("127.0.0.1:8090")),
+        ("front.listen", json!("127.0.0.1:8000")),
+        ("gateway.ws_path", json!("/ws")),
+        ("gateway.workers", json!(0)),
+        ("gateway.ping_after_ms", json!(45_000)),
+        ("gateway.ping_jitter_ms", json!(5_000)),
+        ("gateway.close_after_ms", json!(90_000)),
+        ("gateway.backpressure_high", json!(1024)),
+        ("gateway.backpressure_timeout_ms", json!(30_000)),
+        ("gateway.max_frame_bytes", json!(32_768)),
+        ("gateway.max_connections", json!(0)),
+        ("gateway.connections_per_address", json!(0)),
+        ("gateway.handshakes_per_second", json!(0)),
+        ("gateway.outbound_limit_bytes", json!(1_048_576)),
+        ("gateway.socket_unsent_bytes", json!(131_072)),
+        ("gateway.drain_timeout_ms", json!(45_000)),
+        ("gateway.migrate_spread_ms", json!(10_000)),
+        ("gateway.pre_stop_ms", json!(10_000)),
+        ("gateway.termination_grace_ms", json!(90_000)),
+        ("gateway.allowed_origins", json!([])),
+        ("gateway.tls.cert", json!(null)),
+        ("gateway.compression", json!(false)),
+        ("gateway.echo_path", json!(null)),
+        ("gateway.frames_per_second", json!(0)),
+        ("gateway.same_device", json!("replace")),
+        ("auth.sessions", json!("revocation")),
+        ("coordination.kind", json!("memory")),
+        ("coordination.offline_grace_ms", json!(15_000)),
+        ("links.uplink", json!("local")),
+        ("links.downlink", json!("local")),
+        ("store.kind", json!("sqlite")),
+        ("store.retention_ms", json!(0)),
+        ("store.retention_messages", json!(0)),
+        ("router.ack_timeout_ms", json!(3_000)),
+        ("router.max_redeliveries", json!(3)),
+        ("router.dedupe_ttl_ms", json!(86_400_000)),
+        ("router.batch_max", json!(200)),
+        ("router.group_members_max", json!(10_000)),
+        ("hooks.push_classes", json!(["ios", "android"])),
+        ("hooks.before_send_timeout_ms", json!(1_000)),
+        ("hooks.before_send_on_failure", json!("refuse")),
+        ("rooms.join", json!("any")),
+        ("rooms.window_messages", json!(300)),
+        ("rooms.window_ms", json!(300_000)),
+        ("rooms.members_max", json!(100_000)),
+    ] {
+        assert_eq!(found[key]["value"], default, "{key}");
+        assert_eq!(found[key]["origin"], "default", "{key}");
+    }
+}
+
+#[test]
 fn flags_override_the_environment_and_that_overrides_the_file() {
     let folder = tempfile::tempdir().expect("a temporary directory");
     let file = folder.path().join("bowline.toml");

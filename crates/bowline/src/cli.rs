@@ -233,10 +233,13 @@ struct BenchArgs {
 
 #[derive(Args)]
 struct CheckArgs {
-    /// ws://host:port/ws or tcp://host:port of a running server, any number of times; it is loaded, and not killed
+    /// Running servers, ws://host:port/ws or tcp://host:port, with TLS wss:// or tls://; they are loaded, and not killed
     /// [default: a server is started for the run, and killed every few seconds]
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", num_args = 1..)]
     url: Vec<String>,
+    /// PEM file with the issuers to trust instead of the system's, for wss:// and tls://
+    #[arg(long, value_name = "FILE", requires = "url")]
+    ca: Option<PathBuf>,
     /// How long to send: 90s, 15m
     #[arg(long, value_name = "D", default_value = "30s", value_parser = parse_duration)]
     duration: Duration,
@@ -464,6 +467,7 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
             bench::run(&bench::Options {
                 scenario: args.scenario,
                 url: args.public.url()?,
+                ca: args.public.ca.clone(),
                 connections: args.connections,
                 duration,
                 rate: args.rate.filter(|rate| *rate != 0.0),
@@ -483,6 +487,7 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
 
 fn run_check(args: CheckArgs) -> Result<(), Failure> {
     let (at, tokens) = args.at()?;
+    let trust = args.trust()?;
     let seed = match args.seed {
         Some(seed) => seed,
         // Short enough to be typed again.
@@ -497,6 +502,7 @@ fn run_check(args: CheckArgs) -> Result<(), Failure> {
         rate: args.rate,
         seed,
         tokens: std::sync::Arc::new(tokens),
+        trust,
         history: args.history,
         quiet: args.json || !std::io::stderr().is_terminal(),
     })
@@ -584,8 +590,8 @@ impl CheckArgs {
                 signed(&ConfigArgs { set, ..self.config.clone() })?
             }
             None => {
-                let first_ws = self.url.iter().find(|url| url.starts_with("ws://"));
-                tokens(first_ws.or(self.url.first()), None, &self.config)?
+                let first_ws = self.url.iter().find(|url| url.starts_with("ws"));
+                tokens(first_ws.or(self.url.first()), self.ca.clone(), &self.config)?
             }
         };
         let ledger = self.api_url.as_ref().map(|url| check::LedgerSource {
@@ -593,6 +599,16 @@ impl CheckArgs {
             key: self.api_key.clone(),
         });
         Ok((check::At::Urls { urls: self.url.clone(), ledger }, tokens))
+    }
+
+    /// Whose certificates are taken for good; `None` where nobody shows one.
+    fn trust(&self) -> Result<Option<Trust>, Failure> {
+        let is_secure = |url: &String| check::address_of(url).is_ok_and(|address| address.is_secure);
+        if !self.url.iter().any(is_secure) {
+            return Ok(None);
+        }
+        let trust = self.ca.as_deref().map_or_else(Trust::system, Trust::file);
+        trust.map(Some).map_err(|error| Failure::Usage(error.into()))
     }
 
     /// A server of its own, with what the command line says about it.

@@ -67,6 +67,11 @@ impl Trust {
         Self::of(roots)
     }
 
+    /// The same for connections that are made elsewhere.
+    pub fn config(&self) -> &ClientConfig {
+        &self.0
+    }
+
     fn of(roots: RootCertStore) -> Result<Self, TrustError> {
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -78,11 +83,12 @@ impl Trust {
 
 /// An address of a server, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
+pub struct Address {
     pub is_web_socket: bool,
     pub is_secure: bool,
-    host: String,
-    port: u16,
+    /// Without the brackets of IPv6.
+    pub host: String,
+    pub port: u16,
 }
 
 impl Address {
@@ -93,7 +99,7 @@ impl Address {
         let authority = rest.split(['/', '?']).next()?;
         let colon = authority.rfind(':').filter(|at| !authority[*at..].contains(']'));
         let (host, port) = match colon {
-            Some(at) => (&authority[..at], authority[at + 1..].parse().ok()?),
+            Some(at) => (&authority[..at], authority[at + 1..].parse().ok().filter(|port| *port > 0)?),
             None => (authority, port?),
         };
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -116,9 +122,20 @@ impl Address {
     }
 }
 
-pub(crate) enum Stream {
+/// A socket, with TLS around it or without.
+pub enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// The socket alone.
+    pub fn into_socket(self) -> TcpStream {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.into_inner().0,
+        }
+    }
 }
 
 impl AsyncRead for Stream {
@@ -193,6 +210,7 @@ mod tests {
             ("http://h:1", None),
             ("ws://:1/", None),
             ("ws://h:x/", None),
+            ("ws://h:0/", None),
             ("h:1", None),
         ];
         for (url, expected) in rows {

@@ -12,5 +12,5 @@ mod rooms;
 mod timeline;
 
 pub use crate::core::{Body, Event, Message, RoomMessage, SendError};
-pub use dial::{Trust, TrustError};
+pub use dial::{Address, Stream, Trust, TrustError};
 pub use driver::{Client, Config, ConnectError, Events, TokenSource, connect};

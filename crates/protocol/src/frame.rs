@@ -361,8 +361,18 @@ impl<'a> Fields<'a> {
         if text.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
             return Err(unparsable("the frame is no JSON object".into()));
         }
-        serde_json::from_slice(text)
-            .map_err(|error| unparsable(format!("the frame is no JSON object: {error}")))
+        serde_json::from_slice(text).map_err(|error| {
+            // An object all the same when, for instance, a field stands in it twice.
+            match serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(text) {
+                Ok(object) => DecodeError {
+                    code: ErrorCode::Malformed,
+                    message: format!("the frame cannot be taken: {error}"),
+                    id: object.get("id").and_then(|id| id.as_str()).map(str::to_owned),
+                    unparsable: false,
+                },
+                Err(_) => unparsable(format!("the frame is no JSON object: {error}")),
+            }
+        })
     }
 
     fn frame(&self, binary: Option<&[u8]>) -> Result<ClientFrame, DecodeError> {
@@ -787,6 +797,7 @@ mod tests {
             (r#"{"type":"msg.recv","conversation_id":"d:a:b","seq":-4}"#, Err((Malformed, None, false))),
             (r#"{"type":"nothing","id":"q"}"#, Err((UnknownType, id("q"), false))),
             (r#"{"id":"q"}"#, Err((Malformed, id("q"), false))),
+            (r#"{"type":"ping","id":"q","role":1,"role":2}"#, Err((Malformed, id("q"), false))),
             (
                 r#"{"type":"history","id":"h","conversation_id":"g:x","limit":0}"#,
                 Err((Malformed, id("h"), false)),

@@ -21,6 +21,7 @@ mod simulate;
 mod stalled;
 mod stamp;
 mod storm;
+mod stream;
 mod wire;
 mod worker;
 
@@ -33,7 +34,7 @@ pub use worker::run_as_process;
 
 use crate::token::Tokens;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 pub enum Scenario {
@@ -50,6 +51,8 @@ pub enum Scenario {
 pub struct Options {
     pub scenario: Scenario,
     pub url: String,
+    /// PEM file with the issuers to trust, for TLS; none is those that the system trusts.
+    pub ca: Option<PathBuf>,
     pub connections: usize,
     pub duration: Duration,
     /// Messages a second in all; none is a closed loop.

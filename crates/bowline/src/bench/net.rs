@@ -5,6 +5,7 @@
 
 use super::{
     job::{Job, Order, Tally},
+    stream::{Stream, Tls},
     wire::{self, Answer, Framing, Notice, Piece},
 };
 use mio::{Interest, Poll, Token, event, net::TcpStream};
@@ -122,7 +123,7 @@ enum State {
 }
 
 struct Conn {
-    stream: Option<TcpStream>,
+    stream: Option<Stream<TcpStream>>,
     state: State,
     /// When it was begun.
     since_us: u64,
@@ -143,12 +144,13 @@ struct Conn {
 pub struct Net {
     poll: Poll,
     job: Job,
+    tls: Option<Tls>,
     conns: Vec<Conn>,
     unsent: Vec<usize>,
 }
 
 impl Net {
-    pub fn new(job: &Job) -> io::Result<Self> {
+    pub fn new(job: &Job) -> anyhow::Result<Self> {
         let conns = (0..job.count)
             .map(|_| Conn {
                 stream: None,
@@ -163,7 +165,8 @@ impl Net {
                 was_held: false,
             })
             .collect();
-        Ok(Self { poll: Poll::new()?, job: job.clone(), conns, unsent: Vec::new() })
+        let tls = Tls::of(&job.place)?;
+        Ok(Self { poll: Poll::new()?, job: job.clone(), tls, conns, unsent: Vec::new() })
     }
 
     pub fn registry(&self) -> &mio::Registry {
@@ -206,9 +209,10 @@ impl Net {
             Err(error) if !is_under_way(&error) => return Err(error),
             _ => {}
         }
-        let mut stream = TcpStream::from_std(socket.into());
+        let mut socket = TcpStream::from_std(socket.into());
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut stream, Token(index), interest)?;
+        self.poll.registry().register(&mut socket, Token(index), interest)?;
+        let stream = Stream::new(socket, self.tls.as_ref())?;
         let conn = &mut self.conns[index];
         (conn.stream, conn.state, conn.since_us) = (Some(stream), State::Connecting, now_us);
         (conn.notice, conn.close_code) = (None, None);
@@ -276,10 +280,13 @@ impl Net {
         let Some(stream) = &mut conn.stream else { return };
         let mut written = 0;
         let result = loop {
-            if written == conn.out.len() {
-                break Ok(());
-            }
-            match stream.write(&conn.out[written..]) {
+            let step = match &conn.out[written..] {
+                [] => stream.flush().map(|()| 0),
+                rest => stream.write(rest),
+            };
+            match step {
+                // Nothing is left, or nothing more is taken.
+                Ok(0) => break Ok(()),
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break Ok(()),
@@ -313,9 +320,14 @@ impl Net {
         if event.is_writable() && !self.on_writable(play, index, now_us) {
             return;
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
-            let to_the_end = event.is_read_closed() || event.is_error();
+        // TLS may wait for room to write before it reads, and for the other side's records before it writes.
+        let is_tls = self.tls.is_some();
+        if event.is_readable() || event.is_read_closed() || event.is_error() || is_tls {
+            let to_the_end = event.is_read_closed() || event.is_error() || is_tls;
             self.read(play, index, buffer, to_the_end, now_us);
+        }
+        if is_tls {
+            self.flush_one(play, index, now_us);
         }
     }
 
@@ -327,8 +339,8 @@ impl Net {
             self.flush_one(play, index, now_us);
             return true;
         }
-        match stream.take_error() {
-            Ok(None) if stream.peer_addr().is_err() => return false,
+        match stream.socket().take_error() {
+            Ok(None) if stream.socket().peer_addr().is_err() => return false,
             Ok(None) => {}
             Ok(Some(error)) | Err(error) => {
                 self.end(play, index, error.to_string(), now_us);

@@ -3,12 +3,13 @@
 
 use super::{
     report,
+    stream::{Stream, Tls},
     wire::{self, Answer, Framing, Notice, Piece, Place},
 };
 use anyhow::{Context, bail};
 use hdrhistogram::Histogram;
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::TcpStream,
     sync::{
         Arc,
@@ -23,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const PING_EVERY: Duration = Duration::from_millis(20);
 
 pub struct Probe {
-    stream: TcpStream,
+    stream: Stream<TcpStream>,
     framing: Framing,
     read: Vec<u8>,
 }
@@ -36,13 +37,20 @@ enum Heard {
 
 impl Probe {
     /// Opens it, or says what is wrong and what to do about it.
-    pub fn open(place: &Place, token: &str) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect_timeout(&place.address, TIMEOUT).with_context(|| {
+    pub fn open(place: &Place, tls: Option<&Tls>, token: &str) -> anyhow::Result<Self> {
+        let socket = TcpStream::connect_timeout(&place.address, TIMEOUT).with_context(|| {
             format!("no server answers at {}; is it running, and is --url right?", place.address)
         })?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
-        stream.set_nodelay(true)?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_nodelay(true)?;
+        let stream = Stream::new(socket, tls)?;
         let mut probe = Self { stream, framing: place.framing, read: Vec::new() };
+        probe.stream.flush().map_err(unwrapped).with_context(|| {
+            format!(
+                "no TLS with {}: is its certificate for that name, and its issuer trusted (--ca)?",
+                place.host
+            )
+        })?;
         let mut hello = Vec::new();
         place.write_hello(&mut hello, token, "bench-probe");
         probe.stream.write_all(&hello).context("the server hung up")?;
@@ -128,6 +136,11 @@ impl Probe {
             }
         }
     }
+}
+
+/// An error of TLS without the one of the socket around it.
+fn unwrapped(error: io::Error) -> anyhow::Error {
+    error.downcast::<rustls::Error>().map_or_else(anyhow::Error::from, anyhow::Error::from)
 }
 
 /// What to do about a refusal: a status of HTTP, or a close code.

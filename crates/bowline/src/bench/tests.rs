@@ -57,7 +57,7 @@ fn fake(manner: Manner) -> Place {
             std::thread::spawn(move || fake.serve(stream));
         }
     });
-    Place::parse(&format!("tcp://{address}")).unwrap()
+    Place::parse(&format!("tcp://{address}"), None).unwrap()
 }
 
 fn say(mut stream: &TcpStream, frame: &Value) {

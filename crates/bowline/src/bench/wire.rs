@@ -3,8 +3,12 @@
 //! `bowline_protocol` has the server's side. Masks are zero: a load generator has nothing to hide from proxies, and a
 //! payload that is sent to thousands stays as it is.
 
-use anyhow::{Context, anyhow, bail};
-use std::net::{SocketAddr, ToSocketAddrs};
+use anyhow::{Context, anyhow};
+use bowline_client::Address;
+use std::{
+    net::{SocketAddr, ToSocketAddrs},
+    path::{Path, PathBuf},
+};
 
 /// The largest frame that is taken from a server.
 const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -24,6 +28,11 @@ pub enum Framing {
 pub struct Place {
     pub framing: Framing,
     pub address: SocketAddr,
+    /// The name that its certificate has to have, with TLS.
+    pub host: String,
+    pub is_secure: bool,
+    /// Whose certificates are taken for good; `None`: those that the system trusts.
+    pub ca: Option<PathBuf>,
     /// As it was written, for the header `Host`.
     pub authority: String,
     /// Empty for TCP.
@@ -31,36 +40,27 @@ pub struct Place {
 }
 
 impl Place {
-    pub fn parse(url: &str) -> anyhow::Result<Self> {
-        let (scheme, rest) = url
-            .split_once("://")
-            .ok_or_else(|| anyhow!("--url {url:?}: write ws://host:port/ws or tcp://host:port"))?;
-        let (authority, path) = match rest.find('/') {
-            Some(at) => rest.split_at(at),
-            None => (rest, ""),
+    pub fn parse(url: &str, ca: Option<&Path>) -> anyhow::Result<Self> {
+        let Some(Address { is_web_socket, is_secure, host, port }) = Address::parse(url) else {
+            return Err(anyhow!(
+                "--url {url:?}: write ws://host:port/ws or tcp://host:port, and with TLS wss:// or tls://"
+            ));
         };
-        let framing = match scheme {
-            "ws" => Framing::WebSocket,
-            "tcp" => Framing::Tcp,
-            "wss" | "tls" => bail!("--url {url:?}: bench speaks no TLS; name the plain listener behind it"),
-            _ => bail!("--url {url:?}: write ws://host:port/ws or tcp://host:port"),
-        };
-        let with_port = match authority.rsplit_once(':') {
-            Some((_, port)) if port.parse::<u16>().is_ok() => authority.to_owned(),
-            _ if framing == Framing::WebSocket => format!("{authority}:80"),
-            _ => bail!("--url {url:?} names no port; write tcp://host:port"),
-        };
-        let address = with_port
+        let addresses = (host.as_str(), port)
             .to_socket_addrs()
-            .with_context(|| format!("--url {url:?}: the host cannot be resolved"))?
-            .next()
-            .ok_or_else(|| anyhow!("--url {url:?}: the host has no address"))?;
-        let path = match framing {
-            Framing::WebSocket if path.is_empty() => "/ws".to_owned(),
-            Framing::WebSocket => path.to_owned(),
-            Framing::Tcp => String::new(),
+            .with_context(|| format!("--url {url:?}: the host cannot be resolved"))?;
+        // Of IPv4 there are many source addresses on loopback.
+        let address = addresses.min_by_key(SocketAddr::is_ipv6);
+        let address = address.ok_or_else(|| anyhow!("--url {url:?}: the host has no address"))?;
+        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (framing, path) = match is_web_socket {
+            true if path.starts_with('/') => (Framing::WebSocket, path.to_owned()),
+            true => (Framing::WebSocket, format!("/ws{path}")),
+            false => (Framing::Tcp, String::new()),
         };
-        Ok(Self { framing, address, authority: authority.to_owned(), path })
+        let (authority, ca) = (authority.to_owned(), ca.map(Path::to_owned));
+        Ok(Self { framing, address, host, is_secure, ca, authority, path })
     }
 
     /// What a new connection says first.
@@ -289,19 +289,24 @@ mod tests {
 
     #[test]
     fn addresses_of_a_server() {
-        let ws = Place::parse("ws://127.0.0.1:8080/ws").unwrap();
-        assert_eq!((ws.framing, ws.path.as_str()), (Framing::WebSocket, "/ws"));
-        assert_eq!(ws.address.port(), 8080);
-        assert_eq!(Place::parse("ws://127.0.0.1").unwrap().address.port(), 80);
-        assert_eq!(Place::parse("tcp://127.0.0.1:8081").unwrap().framing, Framing::Tcp);
-        for (url, part) in [
-            ("127.0.0.1:8080", "write ws://"),
-            ("http://127.0.0.1:8080", "write ws://"),
-            ("wss://127.0.0.1:8080", "TLS"),
-            ("tcp://127.0.0.1", "port"),
-        ] {
-            let error = Place::parse(url).unwrap_err().to_string();
-            assert!(error.contains(part), "{url}: {error}");
+        use Framing::{Tcp, WebSocket};
+        let rows = [
+            ("ws://127.0.0.1:8080/ws", WebSocket, "127.0.0.1:8080", "/ws", false),
+            ("ws://127.0.0.1", WebSocket, "127.0.0.1:80", "/ws", false),
+            ("wss://127.0.0.1/chat?a=b", WebSocket, "127.0.0.1:443", "/chat?a=b", true),
+            ("wss://[::1]:9?a=b", WebSocket, "[::1]:9", "/ws?a=b", true),
+            ("tcp://127.0.0.1:8081", Tcp, "127.0.0.1:8081", "", false),
+            ("tls://localhost:8081", Tcp, "127.0.0.1:8081", "", true),
+        ];
+        for (url, framing, address, path, is_secure) in rows {
+            let place = Place::parse(url, None).unwrap();
+            assert_eq!((place.framing, place.path.as_str(), place.is_secure), (framing, path, is_secure));
+            assert_eq!(place.address.to_string(), address, "{url}");
+        }
+        assert_eq!(Place::parse("tls://localhost:8081", None).unwrap().host, "localhost");
+        for url in ["127.0.0.1:8080", "http://127.0.0.1:8080", "tcp://127.0.0.1", "ws://127.0.0.1:0/ws"] {
+            let error = Place::parse(url, None).unwrap_err().to_string();
+            assert!(error.contains(url) && error.contains("ws://host:port"), "{url}: {error}");
         }
     }
 

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::token::Tokens;
 use anyhow::{anyhow, bail};
+use bowline_client::Trust;
 use serde_json::json;
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -88,6 +89,7 @@ impl Recorder {
 pub struct Shared {
     pub recorder: Recorder,
     pub tokens: Arc<Tokens>,
+    pub trust: Option<Trust>,
     pub conversations: Vec<Name>,
     pub by_conversation: HashMap<Name, usize>,
     /// The newest number that anybody was told of, by conversation.
@@ -275,6 +277,7 @@ impl Client {
         self.note(What::Opening).await;
         let login = Login {
             url,
+            trust: self.shared.trust.as_ref(),
             token: &token,
             device_id: &self.plan.device_id,
             resume: resume.as_deref(),
@@ -314,7 +317,9 @@ impl Client {
         } else if was_open {
             self.note(What::Closed { by_us: false, why: end.why }).await;
         } else {
-            let is_refused = ["refused 4", "closed 45"].iter().any(|part| end.why.contains(part));
+            let is_refused = ["refused 4", "closed 45", "invalid peer certificate"]
+                .iter()
+                .any(|part| end.why.contains(part));
             if is_refused && !end.why.contains("refused 429") {
                 let _ = self.shared.fatal.set(format!("{}: {}", self.plan.name, end.why));
             }

@@ -17,6 +17,7 @@ pub use wire::address_of;
 
 use crate::token::Tokens;
 use anyhow::{Context, anyhow, bail};
+use bowline_client::Trust;
 use history::{What, Writer};
 use judge::{Judge, Kind, Verdict};
 use load::{Device, Phase, Recorder, Shared, lock};
@@ -52,6 +53,8 @@ pub struct Options {
     pub rate: u64,
     pub seed: u64,
     pub tokens: Arc<Tokens>,
+    /// Whose certificates are taken for good; needed where an address asks for TLS.
+    pub trust: Option<Trust>,
     /// Where the history is to be; none is a folder that is removed when the verdict is clean.
     pub history: Option<PathBuf>,
     pub quiet: bool,
@@ -309,6 +312,7 @@ fn shared(options: &Options, plan: &Plan, recorder: &Recorder) -> Shared {
     Shared {
         recorder: recorder.clone(),
         tokens: options.tokens.clone(),
+        trust: options.trust.clone(),
         by_conversation: conversations.iter().cloned().enumerate().map(|(index, id)| (id, index)).collect(),
         newest: conversations.iter().map(|_| AtomicU64::new(0)).collect(),
         conversations,

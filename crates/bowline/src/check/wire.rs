@@ -2,6 +2,7 @@
 
 use super::plan::Content;
 use anyhow::{Context, anyhow, bail};
+use bowline_client::{Address, Stream, Trust};
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
 use serde::Deserialize;
@@ -9,7 +10,6 @@ use serde_json::{Value, json, value::RawValue};
 use std::time::Duration;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
     time,
 };
 use tokio_tungstenite::{
@@ -97,6 +97,8 @@ impl Frame {
 /// How a device says who it is.
 pub struct Login<'a> {
     pub url: &'a str,
+    /// Whose certificates are taken for good, where there is TLS.
+    pub trust: Option<&'a Trust>,
     pub token: &'a str,
     pub device_id: &'a str,
     pub resume: Option<&'a str>,
@@ -105,8 +107,8 @@ pub struct Login<'a> {
 }
 
 pub enum Socket {
-    Ws(Box<WebSocketStream<TcpStream>>),
-    Tcp { stream: TcpStream, buffer: Vec<u8> },
+    Ws(Box<WebSocketStream<Stream>>),
+    Tcp { stream: Stream, buffer: Vec<u8> },
 }
 
 /// How a client ends a connection.
@@ -127,10 +129,10 @@ impl Socket {
     }
 
     async fn open_patiently(login: &Login<'_>) -> anyhow::Result<Self> {
-        let Login { url, token, device_id, resume, in_handshake } = login;
-        let (is_ws, address) = address_of(url)?;
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        let Login { url, trust, token, device_id, resume, in_handshake } = login;
+        let address = address_of(url)?;
+        let is_ws = address.is_web_socket;
+        let stream = address.dial(*trust).await?;
         let mut socket = if is_ws {
             let mut target = (*url).to_owned();
             if *in_handshake {
@@ -229,7 +231,7 @@ impl Socket {
 
     pub async fn cut(self, how: Cut) {
         // Whatever fails here has ended all the same. Both beginnings are of a frame of 60 bytes.
-        let (mut stream, begun): (TcpStream, &[u8]) = match self {
+        let (mut stream, begun): (Stream, &[u8]) = match self {
             Self::Ws(mut stream) => {
                 if how == Cut::Clean {
                     let _ = time::timeout(TIMEOUT, SinkExt::close(&mut stream)).await;
@@ -241,10 +243,10 @@ impl Socket {
         };
         match how {
             Cut::Clean => drop(stream.shutdown().await),
-            Cut::Reset => drop(stream.set_zero_linger()),
+            Cut::Reset => drop(stream.into_socket().set_zero_linger()),
             Cut::InFrame => {
                 let _ = stream.write_all(begun).await;
-                let _ = stream.set_zero_linger();
+                let _ = stream.into_socket().set_zero_linger();
             }
         }
     }
@@ -256,19 +258,10 @@ fn tcp_frame(payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Whether a URL speaks WebSocket, and `host:port`.
-pub fn address_of(url: &str) -> anyhow::Result<(bool, &str)> {
-    let wrong = || anyhow!("--url {url:?}: write ws://host:port/ws or tcp://host:port");
-    let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
-    let address = rest.split(['/', '?']).next().unwrap_or_default();
-    let has_port = address
-        .rsplit_once(':')
-        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
-    match (scheme, has_port) {
-        ("ws", true) => Ok((true, address)),
-        ("tcp", true) if rest == address => Ok((false, address)),
-        _ => Err(wrong()),
-    }
+pub fn address_of(url: &str) -> anyhow::Result<Address> {
+    Address::parse(url).ok_or_else(|| {
+        anyhow!("--url {url:?}: write ws://host:port/ws or tcp://host:port, and with TLS wss:// or tls://")
+    })
 }
 
 /// A refusal before the upgrade says why in its body.
@@ -285,23 +278,6 @@ fn refused(error: &tungstenite::Error) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_of_servers() {
-        let rows = [
-            ("ws://127.0.0.1:8080/ws", Some((true, "127.0.0.1:8080"))),
-            ("ws://h:1?x=y", Some((true, "h:1"))),
-            ("tcp://[::1]:8081", Some((false, "[::1]:8081"))),
-            ("tcp://h:1/ws", None),
-            ("ws://h/ws", None),
-            ("ws://h:0/ws", None),
-            ("wss://h:1/ws", None),
-            ("h:1", None),
-        ];
-        for (url, expected) in rows {
-            assert_eq!(address_of(url).ok(), expected, "{url}");
-        }
-    }
 
     #[test]
     fn frames_are_text_or_a_header_and_bytes() {

@@ -96,7 +96,7 @@ pub const KEYS: &[Key] = &[
     key("node.roles", Set(&["front", "gateway", "router", "api"]), Some(r#"["gateway", "router", "api"]"#), "What this process does; one process that is a whole server has these three", "", Works),
     key("node.data", Text, Some(r#""./bowline-data""#), "The directory for the database and the generated keys; made when it is missing", "", Works),
     key("node.advertise_ws", Text, None, "The WebSocket address that clients are told for this node (`GET /v1/place`): `host:port`, `ws://…` or `wss://…`", "not set: `gateway.listen`, or the address that the asker has reached where that is every address", Works),
-    key("node.advertise_tcp", Text, None, "The TCP address that clients are told for this node: `host:port` or `tcp://host:port`", "not set: as `advertise_ws`, from `gateway.tcp_listen`", Works),
+    key("node.advertise_tcp", Text, None, "The TCP address that clients are told for this node: `host:port`, `tcp://…` or `tls://…`", "not set: as `advertise_ws`, from `gateway.tcp_listen`", Works),
 
     key("gateway.listen", Address, Some(r#""127.0.0.1:8080""#), "The public listener: WebSocket, HTTP and the demo page. Port 0 picks a free one. Beyond loopback only with a configured key", "", Works),
     key("gateway.tcp_listen", Address, Some(r#""127.0.0.1:8081""#), "The listener for plain TCP clients. Beyond loopback only with a configured key", "", Works),
