@@ -113,10 +113,13 @@ impl View {
             if seq <= before {
                 return broken("order", format!("{id} {seq} was pushed after {before}"));
             }
-            if let Some(missing) = (before + 1..seq).find(|n| !is_excused(conversation, seer, *n)) {
-                let text = format!("{id} {seq} was pushed after {before}, and {missing} was not");
-                return broken("complete", text);
-            }
+        }
+        let begins = || self.is_resumed.then(|| told_before(model, conversation, seer, id)).flatten();
+        if let Some(before) = before.or_else(begins)
+            && let Some(missing) = (before + 1..seq).find(|n| !is_excused(conversation, seer, *n))
+        {
+            let text = format!("{id} {seq} was pushed after {before}, and {missing} was not");
+            return broken("complete", text);
         }
         self.seen.insert(id.clone(), seq);
         Ok(())
@@ -171,6 +174,13 @@ pub fn acknowledged(
             broken("durable", text)
         }
     }
+}
+
+/// From where a session that is gone on with has to be pushed everything, if that is known: what the device said that it
+/// has, or where it began.
+fn told_before(model: &Model, conversation: &Conversation, seer: &Seer<'_>, id: &str) -> Option<Seq> {
+    let key = (seer.user.clone(), seer.device.clone(), ConversationId::trusted(id));
+    model.said.received.get(&key).copied().max(conversation.start(seer.user, seer.device))
 }
 
 /// A message that was shown: it is durable, is what its sender sent, and may be seen.

@@ -59,6 +59,8 @@ pub struct Conn {
     pub is_stalled: bool,
     timer: u64,
     early: BTreeMap<u64, (u64, Down)>,
+    /// For a planted fault.
+    loses_next: bool,
 }
 
 impl Gateway {
@@ -167,6 +169,7 @@ impl World {
             is_stalled: false,
             timer: u64::MAX,
             early: BTreeMap::new(),
+            loses_next: false,
         };
         found.conns.insert(conn, new);
         let boot = found.boot;
@@ -494,8 +497,14 @@ impl World {
 
     fn take_event(&mut self, gateway: usize, conn: u64, event: Down) {
         let loses = self.plant == Some(Plant::PushLost) && self.rng.chance(100);
+        if let (Down::Accepted { resumed: true }, Some(Plant::ResumeHole)) = (&event, self.plant)
+            && let Some(entry) = self.gateways[gateway].conns.get_mut(&conn)
+        {
+            entry.loses_next = true;
+        }
         if let Down::Frame { frame, decided, answer } = &event {
             let Some(entry) = self.gateways[gateway].conns.get_mut(&conn) else { return };
+            let loses = loses || (!*answer && std::mem::take(&mut entry.loses_next));
             if entry.session.state().is_open() && (*answer || !loses) {
                 entry.output.push_back((wire_of(frame), !answer));
             }

@@ -22,10 +22,11 @@ pub enum Plant {
     WrongSender,
     NoGapRepair,
     ReadsOldState,
+    ResumeHole,
 }
 
 impl Plant {
-    pub const ALL: [(Self, &'static str, &'static str); 18] = [
+    pub const ALL: [(Self, &'static str, &'static str); 19] = [
         (Self::AckBeforeSync, "ack-before-sync", "the outcome of a transaction is told before it is on disk"),
         (
             Self::SyncIgnored,
@@ -48,6 +49,7 @@ impl Plant {
         (Self::WrongSender, "wrong-sender", "now and then a frame goes up as another connection's"),
         (Self::NoGapRepair, "no-gap-repair", "the client does not fetch what it misses"),
         (Self::ReadsOldState, "reads-old-state", "what waits is looked up in a state that is out of date"),
+        (Self::ResumeHole, "resume-hole", "the first push of a session that is gone on with is lost"),
     ];
 
     pub fn named(name: &str) -> Option<Self> {
