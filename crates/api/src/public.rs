@@ -164,7 +164,8 @@ impl Server {
         let has_taker = self.hand_back.get().is_some();
         let service = service_fn(|request| answer_or_hand_back(&routes, &turn, has_taker, request));
         let mut builder = http1::Builder::new();
-        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+        // Who has ended its side of the socket still reads.
+        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
         let mut connection = builder.serve_connection(TokioIo::new(rewind), service);
         let ended = poll_fn(|context| connection.poll_without_shutdown(context)).await;
         let head = lock(&turn).handed_back.take();

@@ -13,9 +13,12 @@ mod users;
 use crate::{
     Access, Node, Requests, Rooms,
     answer::{Problem, raw_json, unknown_route, wrong_method},
+    connection::Connection,
+    limits::HEAD_TIMEOUT,
+    rewind::Rewind,
 };
 use axum::{
-    Extension, Router,
+    BoxError, Extension, Router,
     extract::{Request as HttpRequest, State, rejection::PathRejection},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
@@ -26,10 +29,21 @@ use bowline_protocol::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use std::{io, sync::Arc};
-use tokio::net::TcpListener;
+use hyper::server::conn::{http1, http2};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use std::{io, sync::Arc, time::Duration};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{sleep, timeout},
+};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// How long nothing is accepted when the process is out of files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What the server API needs to know.
 pub struct Config {
@@ -59,7 +73,39 @@ pub async fn serve(
     access: Arc<dyn Access>,
     rooms: Arc<dyn Rooms>,
 ) -> io::Result<()> {
-    axum::serve(listener, routes(config, requests, node, access, rooms)).await
+    let routes = routes(config, requests, node, access, rooms);
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the API cannot accept connections; raise the limit on open files");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let routes = routes.clone();
+        tokio::spawn(async move {
+            // How a connection ends is the client's business.
+            if let Err(error) = serve_connection(stream, routes).await {
+                tracing::debug!(error, "an HTTP connection ended");
+            }
+        });
+    }
+}
+
+/// A head that is not complete in time ends the connection.
+async fn serve_connection(stream: TcpStream, routes: Router) -> Result<(), BoxError> {
+    stream.set_nodelay(true)?;
+    let mut rewind = Rewind { head: Bytes::new(), stream: Connection::new(stream.into_std()?.into())? };
+    let service = TowerToHyperService::new(routes);
+    if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
+        let mut builder = http2::Builder::new(TokioExecutor::new());
+        builder.timer(TokioTimer::new());
+        return Ok(builder.serve_connection(TokioIo::new(rewind), service).await?);
+    }
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
+    Ok(builder.serve_connection(TokioIo::new(rewind), service).await?)
 }
 
 pub fn routes(

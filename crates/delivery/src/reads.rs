@@ -422,6 +422,12 @@ impl Core {
         first: Seq,
         messages: &[Message],
     ) {
+        // Retention may have gone on since the range was drawn: what is missing at its beginning is not there any more.
+        let first = match messages.first() {
+            Some(message) if page.after.is_some() && message.seq > range.0 => first.max(message.seq),
+            None if range.0 <= range.1 => first.max(range.1 + 1),
+            _ => first,
+        };
         let items: Vec<Vec<u8>> = messages.iter().map(encode_message).collect();
         let head = b"{\"type\":\"history.page\",\"id\":,\"conversation_id\":,\"first_seq\":,\"messages\":[],\"more\":false}";
         let fields = head.len() + asker.frame_id.as_ref().map_or(0, |id| id.len() * 6) + id.len() * 6 + 24;

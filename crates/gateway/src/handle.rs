@@ -279,6 +279,7 @@ impl Handle {
             reason: Arc::from(reason),
             deadline_mono_ms: now.mono_ms + shared.config.drain_timeout_ms,
             deadline_wall_ms: now.wall_ms + shared.config.drain_timeout_ms,
+            open: shared.live() as u64,
         };
         if shared.drain.set(drain).is_ok() {
             tracing::info!(reason, connections = shared.live(), "draining");

@@ -42,6 +42,8 @@ pub struct Drain {
     /// On the shards' clock, and on the wall's.
     pub deadline_mono_ms: u64,
     pub deadline_wall_ms: u64,
+    /// Connections at its beginning.
+    pub open: u64,
 }
 
 pub struct Shared {

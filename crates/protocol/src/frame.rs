@@ -159,9 +159,23 @@ pub enum ClientFrame {
 /// What a client asks of a room.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum RoomRequest {
-    Join { id: Arc<str>, room: RoomName, since: Option<Since>, batch: bool },
-    Leave { id: Arc<str>, room: RoomName },
-    Send { id: Arc<str>, room: RoomName, body: Body },
+    Join {
+        id: Arc<str>,
+        room: RoomName,
+        since: Option<Since>,
+        batch: bool,
+    },
+    Leave {
+        id: Arc<str>,
+        room: RoomName,
+    },
+    /// `from` is what the client claims to be.
+    Send {
+        id: Arc<str>,
+        room: RoomName,
+        body: Body,
+        from: Option<String>,
+    },
 }
 
 /// Up to where a client knows a room.
@@ -416,6 +430,7 @@ impl<'a> Fields<'a> {
                 id: id()?,
                 room: need("room", self.room)?,
                 body: self.body(binary)?,
+                from: optional("from", self.from)?,
             }),
             "room.join" => ClientFrame::Room(RoomRequest::Join {
                 id: id()?,

@@ -83,6 +83,7 @@ impl Router {
     fn open(dir: &Path) -> Self {
         let store = sqlite::open(dir, &sqlite::Options::default()).expect("a store");
         let config = Config {
+            owner_epoch: 1,
             ack_timeout_ms: 3000,
             max_redeliveries: 3,
             batch_max: 200,

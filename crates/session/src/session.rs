@@ -646,6 +646,13 @@ impl Session {
         if let Err(wait_ms) = self.pay(cx) {
             return too_fast(request.name(), request.id(), wait_ms, out);
         }
+        if let RoomRequest::Send { id, from: Some(claimed), .. } = &request
+            && self.user().is_none_or(|user| user.as_str() != claimed)
+        {
+            out.push(Action::Mismatch { claimed: claimed.clone() });
+            let message = "from is not the user of this connection; leave it out";
+            return self.fail(Some("room.send"), ErrorCode::IdentityMismatch, message, Some(id), out);
+        }
         if let RoomRequest::Join { id, room, .. } = &request {
             match cx.rules.room_join {
                 RoomJoin::Any => {}

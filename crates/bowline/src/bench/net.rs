@@ -223,7 +223,7 @@ impl Net {
     pub fn hold(&mut self, index: usize) {
         let conn = &mut self.conns[index];
         if let Some(stream) = &mut conn.stream
-            && self.poll.registry().deregister(stream).is_ok()
+            && self.poll.registry().deregister(stream.socket_mut()).is_ok()
         {
             (conn.is_held, conn.was_held) = (true, true);
         }
@@ -234,9 +234,9 @@ impl Net {
         let conn = &mut self.conns[index];
         let Some(stream) = conn.stream.as_mut().filter(|_| conn.is_held) else { return Ok(()) };
         conn.is_held = false;
-        socket2::SockRef::from(&*stream).set_recv_buffer_size(READ_BYTES)?;
+        socket2::SockRef::from(stream.socket()).set_recv_buffer_size(READ_BYTES)?;
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(stream, Token(index), interest)
+        self.poll.registry().register(stream.socket_mut(), Token(index), interest)
     }
 
     /// Ends a connection without a word.

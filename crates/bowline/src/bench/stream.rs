@@ -48,6 +48,13 @@ impl<S: Read + Write> Stream<S> {
         Ok(Self::Tls(Box::new(StreamOwned::new(session, socket))))
     }
 
+    pub fn socket_mut(&mut self) -> &mut S {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => stream.get_mut(),
+        }
+    }
+
     pub fn socket(&self) -> &S {
         match self {
             Self::Plain(socket) => socket,

@@ -75,7 +75,7 @@ impl LocalRooms {
 impl Shard {
     pub(super) fn on_room(&mut self, index: u32, request: RoomRequest) {
         match request {
-            RoomRequest::Send { id, room, body } => self.send_in_room(index, &id, &room, &body),
+            RoomRequest::Send { id, room, body, .. } => self.send_in_room(index, &id, &room, &body),
             RoomRequest::Leave { id, room } => self.leave_room(index, &id, &room),
             join if self.shared.rules.room_join == RoomJoin::Hook => self.ask_application(index, join),
             RoomRequest::Join { id, room, since, batch } => {

@@ -14,10 +14,9 @@ pub struct Sweep {
 }
 
 enum Kind {
-    /// Tell every client when to come back: the n-th of so many after its share of the spread.
+    /// Tell every client when to come back: the n-th after its share of the spread, the shards taking turns.
     Migrate {
         told: u64,
-        open: u64,
     },
     /// The drain's deadline.
     Drained,
@@ -43,7 +42,7 @@ impl Shard {
     pub(super) fn on_drain(&mut self) {
         let Some(drain) = self.shared.drain.get() else { return };
         self.drain_deadline_ms = Some(drain.deadline_mono_ms);
-        self.sweeps.push(Sweep { next: 0, kind: Kind::Migrate { told: 0, open: self.open } });
+        self.sweeps.push(Sweep { next: 0, kind: Kind::Migrate { told: 0 } });
     }
 
     pub(super) fn run_sweeps(&mut self) {
@@ -71,10 +70,13 @@ impl Shard {
     fn visit(&mut self, index: u32, kind: &mut Kind) {
         let Some(conn) = self.conns.at(index) else { return };
         match kind {
-            Kind::Migrate { told, open } => {
+            Kind::Migrate { told } => {
                 if conn.session.state().is_open() && conn.session.user().is_some() {
                     let spread_ms = self.shared.config.migrate_spread_ms;
-                    let delay_ms = spread_ms * *told / (*open).saturating_sub(1).max(1);
+                    // Connections are dealt out in turn, so that all shards have about as many.
+                    let place = *told * self.shared.mailboxes.len() as u64 + self.number as u64;
+                    let last = self.shared.drain.get().map_or(0, |drain| drain.open).saturating_sub(1);
+                    let delay_ms = spread_ms * place / last.max(1);
                     *told += 1;
                     let reason = self.shared.drain.get().map(|drain| drain.reason.clone());
                     conn.session.on_drain(
