@@ -109,10 +109,8 @@ impl View {
         if own && self.sent.contains(&frame.id) && !seer.repeated.contains(&frame.id) {
             return broken("sender", format!("{} was pushed to the device that sent it", frame.id));
         }
-        if let Some(before) = before {
-            if seq <= before {
-                return broken("order", format!("{id} {seq} was pushed after {before}"));
-            }
+        if let Some(before) = before.filter(|_| !is_ahead) {
+            return broken("order", format!("{id} {seq} was pushed after {before}"));
         }
         let begins = || self.is_resumed.then(|| told_before(model, conversation, seer, id)).flatten();
         if let Some(before) = before.or_else(begins)

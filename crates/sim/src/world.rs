@@ -320,7 +320,8 @@ impl World {
             let life = self.devices[device].life;
             self.revive(device, life);
         }
-        self.after(1_000, Event::Settle);
+        // What was sent late is still under way: a close, for one, that ends a program for good.
+        self.after(1_000 + self.plan.network.late_ms, Event::Settle);
     }
 
     /// Is everything as it should be? Then the lists are asked for, and compared.
