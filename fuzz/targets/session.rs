@@ -3,7 +3,9 @@
 
 use arbitrary::Arbitrary;
 use bowline_protocol::{CloseCode, UserId, link::SameDevice, link::Up};
-use bowline_session::{Action, Context, Denial, Fresh, Grant, Hello, Now, RoomJoin, Rules, Session, State, Turn};
+use bowline_session::{
+    Action, Context, Denial, Fresh, Grant, Hello, Now, RoomJoin, Rules, Session, State, Turn,
+};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Debug, Arbitrary)]

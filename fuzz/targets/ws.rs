@@ -53,10 +53,7 @@ fn frame(out: &mut Vec<u8>, first: u8, mask: [u8; 4], payload: &[u8]) {
     out.extend(payload.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
 }
 
-fn decode<'a>(
-    parts: impl Iterator<Item = &'a [u8]>,
-    may_deflate: bool,
-) -> (Vec<Said>, Option<Fault>, bool) {
+fn decode<'a>(parts: impl Iterator<Item = &'a [u8]>, may_deflate: bool) -> (Vec<Said>, Option<Fault>, bool) {
     let mut decoder = Decoder::default();
     let mut said = Vec::new();
     for part in parts {
