@@ -359,6 +359,11 @@ async fn the_description_and_the_routes_are_the_same() {
     assert_eq!(description.status, 200);
     let description = description.json();
     assert!(description["openapi"].as_str().unwrap().starts_with("3.1"), "{}", description["openapi"]);
+    let text = description.to_string();
+    let mut references =
+        text.split("\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next());
+    let dangling = references.find(|name| description["components"]["schemas"][*name].is_null());
+    assert_eq!(dangling, None, "a schema that is referred to is not there");
     let mut operations = 0;
     for (path, item) in description["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {

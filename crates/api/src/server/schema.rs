@@ -22,6 +22,8 @@ use utoipa::{
         description = "For application back ends and operators. Refusals are `{\"code\", \"message\"}`; \
             sizes of texts are in bytes of UTF-8, times in milliseconds since 1970."
     ),
+    // Those that stand in paths only are not found by themselves.
+    components(schemas(RoomName)),
     modifiers(&Keys),
     security(("bearer" = []), ("api_key" = []))
 )]
