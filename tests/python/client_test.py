@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import os
+import ssl
 import struct
 import sys
 import traceback
@@ -84,7 +85,12 @@ class Tcp:
 
     async def close(self):
         self.writer.close()
-        await self.writer.wait_closed()
+        try:
+            await self.writer.wait_closed()
+        except ssl.SSLError as error:
+            # What the server sent before it had read the end: nobody waits for it.
+            if error.reason != "APPLICATION_DATA_AFTER_CLOSE_NOTIFY":
+                raise
 
 
 def split(data):
