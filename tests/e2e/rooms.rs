@@ -33,8 +33,8 @@ fn a_session_with_rooms_is_not_resumed(transport: Transport) {
         }
         let session = bob.field("session_id").to_owned();
         drop(bob);
-        bowline_tests::until("the connection is forgotten", || {
-            (server.status()["connections"] == 0).then_some(())
+        bowline_tests::until("the router has heard of it all", || {
+            (server.get("/api/v1/users/bob").json()["online"] == false).then_some(())
         });
         let bob = server.login("bob").device("phone").resume(&session).connect(transport);
         assert_eq!(bob.connected["resumed"], json!(resumed));
