@@ -3,7 +3,7 @@
 use bowline_tests::{
     PATIENCE, Server, Transport,
     client::{Refused, Way},
-    http, raw, token, until,
+    http, raw, rolling, token, until,
 };
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -207,4 +207,20 @@ fn what_was_acknowledged_in_a_drain_is_there_afterwards(transport: Transport) {
     assert_eq!(numbers, (1..=stored.len() as u64).collect::<Vec<_>>());
     assert!(history.iter().all(|message| message["body"] != Value::Null));
     server.metrics().assert_ledger_balances();
+}
+
+/// The short form of `scripts/rolling-restart`.
+#[test]
+fn a_restart_under_clients_loses_and_doubles_nothing() {
+    let _turn = bowline_tests::turn();
+    let second = Duration::from_secs(1);
+    let options = rolling::Options { connections: 60, rate: 60, restarts: 1, spread: second, calm: second };
+    let report = rolling::run(options);
+    assert!(report.sent > 0 && report.moves == 60, "{report:?}");
+    assert_eq!((report.acked, report.delivered), (report.sent, report.sent), "{report:?}");
+    assert_eq!(
+        (report.lost, report.doubled, report.out_of_order, report.unannounced),
+        (0, 0, 0, 0),
+        "{report:?}"
+    );
 }

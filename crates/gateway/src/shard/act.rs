@@ -141,7 +141,6 @@ impl Shard {
         let Some(conn) = self.conns.at(index) else { return };
         conn.live = true;
         self.shared.add_live();
-        self.open += 1;
         if let (Some(user), Some(device)) = (conn.session.user(), conn.session.device()) {
             self.shared.registry.add(user, device);
             tracing::debug!(%user, %device, login = conn.session.login(), "connected");
@@ -195,7 +194,6 @@ impl Shard {
             self.counters().closed(code);
         }
         if open {
-            self.open -= 1;
             self.count(
                 match transport {
                     Transport::WebSocket => Count::WebSocketEnded,

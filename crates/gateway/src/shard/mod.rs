@@ -96,8 +96,6 @@ pub struct Shard {
     /// When the drain closes what is left.
     drain_deadline_ms: Option<u64>,
     late_since_ms: Option<u64>,
-    /// Authenticated connections.
-    open: u64,
     /// When the next forged frame is logged.
     mismatch_log_ms: u64,
     entropy: Entropy,
@@ -147,7 +145,6 @@ impl Shard {
             rooms: rooms::LocalRooms::default(),
             drain_deadline_ms: None,
             late_since_ms: None,
-            open: 0,
             mismatch_log_ms: 0,
             entropy: Entropy::default(),
             stopping: false,
