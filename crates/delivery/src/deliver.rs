@@ -111,6 +111,12 @@ impl Core {
         if let Some(flight) = device.flights.iter_mut().find(|f| f.conversation == *conversation) {
             flight.on_received(seq, now.mono);
         }
+        // What it fetched before it was told what waits.
+        for key in &device.conns {
+            if let Some(sync) = self.conns.get_mut(key).and_then(|conn| conn.sync.as_mut()) {
+                sync.held.retain(|held| held.conversation != *conversation || held.seq > seq);
+            }
+        }
     }
 
     pub(crate) fn on_flight_timer(

@@ -223,6 +223,8 @@ pub struct Core {
 struct Opening {
     login: u64,
     is_closed: bool,
+    /// A newer login took the route before the answer to this one came.
+    is_replaced: bool,
 }
 
 pub(crate) enum Slot {
@@ -326,7 +328,8 @@ impl Core {
                 if is_open || self.opening.get(&key).is_some_and(|o| o.login == from.login) {
                     return;
                 }
-                self.opening.insert(key, Opening { login: from.login, is_closed: false });
+                let opening = Opening { login: from.login, is_closed: false, is_replaced: false };
+                self.opening.insert(key, opening);
                 self.actions.push(Action::Claim { conn: from, open: Box::new(open) });
                 return;
             }
@@ -479,14 +482,8 @@ impl Core {
 
     fn on_claimed(&mut self, conn: ConnRef, open: Open, claim: Claim, now: Now) {
         let key = (self.nodes.index(&conn.node), conn.connection);
-        let is_closed = match self.opening.get(&key) {
-            Some(opening) if opening.login == conn.login => {
-                let is_closed = opening.is_closed;
-                self.opening.remove(&key);
-                is_closed
-            }
-            _ => true,
-        };
+        let is_awaited = self.opening.get(&key).is_some_and(|opening| opening.login == conn.login);
+        let opening = if is_awaited { self.opening.remove(&key) } else { None };
         let ended = match claim {
             Claim::Won { ended } => ended,
             Claim::InUse => {
@@ -507,15 +504,16 @@ impl Core {
             self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
             self.remove_conn(old_key, true, now);
         }
-        for old in ended {
-            let old_key = (self.nodes.index(&old.node), old.connection);
-            if self.conns.get(&old_key).is_some_and(|c| c.login == old.login) {
-                self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-                self.remove_conn(old_key, false, now);
+        self.end_routes(ended, now);
+        match opening {
+            Some(Opening { is_closed: false, is_replaced: false, .. }) => {}
+            Some(Opening { is_closed: false, is_replaced: true, .. }) => {
+                return self.send_again(conn, 1, Down::Refused(CloseCode::Replaced));
             }
+            _ => return self.actions.push(Action::Release { conn, user: open.user }),
         }
-        if is_closed {
-            return self.actions.push(Action::Release { conn, user: open.user });
+        if open.same_device != SameDevice::Allow {
+            self.end_others(&open.user, &open.device, key, now);
         }
         if self.conns.contains_key(&key) {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
@@ -566,6 +564,32 @@ impl Core {
             }
         }
         self.begin_sync(key);
+    }
+
+    /// The connections whose routes a newer login took.
+    fn end_routes(&mut self, ended: Vec<ConnRef>, now: Now) {
+        for old in ended {
+            let key = (self.nodes.index(&old.node), old.connection);
+            if self.conns.get(&key).is_some_and(|conn| conn.login == old.login) {
+                self.replace(key, now);
+            } else if let Some(opening) = self.opening.get_mut(&key).filter(|o| o.login == old.login) {
+                opening.is_replaced = true;
+            }
+        }
+    }
+
+    /// All other connections of a device of which there is to be one. Coordination does not name them all: a router
+    /// that was taken over may have been told of one that it never had, and nobody would ever say that it is gone.
+    fn end_others(&mut self, user: &UserId, device: &DeviceId, key: ConnKey, now: Now) {
+        let Some(device) = self.users.get(user).and_then(|user| user.device(device)) else { return };
+        for other in device.conns.clone().into_iter().filter(|other| *other != key) {
+            self.replace(other, now);
+        }
+    }
+
+    fn replace(&mut self, key: ConnKey, now: Now) {
+        self.send_down(key, Down::Close { code: CloseCode::Replaced, reason: None });
+        self.remove_conn(key, false, now);
     }
 
     fn on_looked_up(&mut self, conn: ConnRef, here: bool, no: u64, event: Down, now: Now) {

@@ -307,6 +307,22 @@ fn what_was_received_while_it_was_looked_up_is_not_pushed_again() {
 }
 
 #[test]
+fn what_was_fetched_before_the_device_was_told_what_waits_is_not_pushed() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m1", "b"));
+    (world.backwards, world.hold_reads) = (true, true);
+    let b = world.connect("b", "1");
+    for id in ["m2", "m3", "m4"] {
+        world.frame(a, &send(id, "b"));
+    }
+    world.frame(b, &recv(AB, 3));
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.brief(b), ["notice d:a:b 1-3 u3", "push 4"]);
+}
+
+#[test]
 fn messages_of_one_sender_keep_their_order_through_verdicts() {
     let mut world =
         World::with(bowline_delivery::Config { before_send: true, ..config() }, MemStore::default());
@@ -668,6 +684,33 @@ fn a_second_login_of_a_device_ends_the_first_and_tables_empty_again() {
     world.disconnect(new);
     world.disconnect(new);
     assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn a_login_whose_answer_was_overtaken_by_a_newer_one_is_the_one_replaced() {
+    let mut world = World::new();
+    let first = world.connect("a", "1");
+    world.late_claims = true;
+    let [second, third] = [(); 2].map(|()| world.connect("a", "1"));
+    world.tell_claims();
+    world.settle();
+    assert_eq!(world.closed, [first, second].map(|conn| (conn, CloseCode::Replaced)).into());
+    assert_eq!(world.accepts.get(&third), Some(&1));
+    assert_eq!(world.core.table_sizes()[..2], [1, 1]);
+    world.disconnect(third);
+    assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn a_login_ends_what_another_router_made_coordination_forget() {
+    let mut world = World::new();
+    let several = [(); 2].map(|()| world.connect_as("b", "1", SameDevice::Allow));
+    let ghost = world.connect("a", "1");
+    world.forget_routes();
+    let now = world.connect("a", "1");
+    assert_eq!(world.closed, [(ghost, CloseCode::Replaced)].into());
+    world.disconnect(now);
+    assert_eq!(world.core.table_sizes()[..2], [2, 1], "several of b may be there: {several:?}");
 }
 
 #[test]

@@ -104,6 +104,9 @@ impl Refusal {
                 ErrorCode::Conflict,
                 "this device is connected already, and the server refuses a second",
             ),
+            CloseCode::Replaced => {
+                (409, ErrorCode::Conflict, "a newer login of this device took the place of this one")
+            }
             _ => (503, ErrorCode::Unavailable, "the router does not take this connection now"),
         };
         let retry_after_ms = (status == 503).then_some(crate::rules::RETRY_AFTER_MS);

@@ -333,6 +333,9 @@ pub struct World {
     pub refuse_claims: bool,
     /// Outcomes wait until [`World::tell_outcomes`], although what they tell of is stored.
     pub late_outcomes: bool,
+    /// What coordination answers waits until it is asked for, the newest first.
+    pub late_claims: bool,
+    claims: Vec<Event>,
     outcomes: Vec<Outcome>,
     /// Look-ups wait.
     pub hold_reads: bool,
@@ -387,6 +390,8 @@ impl World {
             refuse_claims: false,
             read_failures: 0,
             late_outcomes: false,
+            late_claims: false,
+            claims: Vec::new(),
             outcomes: Vec::new(),
             hold_reads: false,
         }
@@ -459,6 +464,13 @@ impl World {
             self.event(Event::Outcome(outcome));
         }
         self.settle();
+    }
+
+    /// Tells what coordination answered, the newest first.
+    pub fn tell_claims(&mut self) {
+        for claimed in std::mem::take(&mut self.claims).into_iter().rev() {
+            self.event(claimed);
+        }
     }
 
     /// Carries out the look-ups that wait; their answers still do.
@@ -634,7 +646,10 @@ impl World {
                 };
                 self.routes.retain(|r| !ended.contains(&r.2));
                 self.routes.push((open.user.clone(), open.device.clone(), conn.clone(), open.same_device));
-                self.event(Event::Claimed { conn, open, claim: Claim::Won { ended } });
+                self.claims.push(Event::Claimed { conn, open, claim: Claim::Won { ended } });
+                if !self.late_claims {
+                    self.tell_claims();
+                }
             }
             Action::Release { conn, .. } => self.routes.retain(|r| r.2 != conn),
             Action::LookUp { conn, no, event, .. } => {
