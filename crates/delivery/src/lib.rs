@@ -4,15 +4,18 @@
 //! The way of a message: [`ingest`] finds its conversation, what became of the same id before and the verdict;
 //! [`batch`] gives it a number and puts it into one transaction with what else is due, such as the [`positions`] of
 //! devices; [`outcome`] is what follows when that is durable, or is not; [`deliver`] pushes. [`inbox`] tells what
-//! waits, [`groups`] who is a member, [`requests`] answers the API, [`retention`] deletes what is old. One transaction is under way at a time: memory holds what is committed, and a
-//! transaction that is refused leaves no trace.
+//! waits, [`groups`] who is a member, [`requests`] answers the API, [`retention`] deletes what is old. [`connections`]
+//! come and go, [`downlink`] is what they are sent. One transaction is under way at a time: memory holds what is
+//! committed, and a transaction that is refused leaves no trace.
 
 #![forbid(unsafe_code)]
 
 mod batch;
+mod connections;
 mod conversation;
 mod dedupe;
 mod deliver;
+mod downlink;
 mod flight;
 mod groups;
 mod inbox;
@@ -30,9 +33,9 @@ mod users;
 
 use batch::{Entry, InFlight};
 use bowline_protocol::{
-    ClientFrame, CloseCode, ConversationId, DeviceId, ErrorCode, Frame, Millis, ServerFrame, UserId,
+    ClientFrame, ConversationId, DeviceId, ErrorCode, Millis, UserId,
     error::Refusal,
-    link::{Answer, Claim, ConnRef, Down, Downlink, Open, SameDevice, Target, Up, Uplink},
+    link::{Claim, ConnRef, Down, Downlink, Open, Up, Uplink},
 };
 use conversation::Conversation;
 use dedupe::Dedupe;
@@ -46,7 +49,7 @@ use std::{
     sync::Arc,
 };
 use timers::Timers;
-use users::{Conn, ConnKey, Device, Nodes, User, conn_ref};
+use users::{Conn, ConnKey, Nodes, User};
 
 /// The time, twice: `wall` stamps messages, `mono` drives timers and never goes back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +194,7 @@ pub struct Core {
     // Entries stand side by side in these two, so that the room kept for growth is not touched.
     conns: IndexMap<ConnKey, Conn, ahash::RandomState>,
     /// Connections whose route is being claimed.
-    opening: HashMap<ConnKey, Opening, ahash::RandomState>,
+    opening: HashMap<ConnKey, connections::Opening, ahash::RandomState>,
     users: IndexMap<UserId, User, ahash::RandomState>,
     closes: users::Closes,
     conversations: HashMap<ConversationId, Slot, ahash::RandomState>,
@@ -218,13 +221,6 @@ pub struct Core {
     next_number: u64,
     counters: Counters,
     actions: Vec<Action>,
-}
-
-struct Opening {
-    login: u64,
-    is_closed: bool,
-    /// A newer login took the route before the answer to this one came.
-    is_replaced: bool,
 }
 
 pub(crate) enum Slot {
@@ -321,18 +317,7 @@ impl Core {
     fn on_uplink(&mut self, from: ConnRef, event: Up, now: Now) {
         let key = (self.nodes.index(&from.node), from.connection);
         match event {
-            Up::Open(open) => {
-                // A link may bring it twice. A second claim would begin the numbers of the connection anew, and its
-                // gateway would take what follows for what it had.
-                let is_open = self.conns.get(&key).is_some_and(|c| c.login == from.login);
-                if is_open || self.opening.get(&key).is_some_and(|o| o.login == from.login) {
-                    return;
-                }
-                let opening = Opening { login: from.login, is_closed: false, is_replaced: false };
-                self.opening.insert(key, opening);
-                self.actions.push(Action::Claim { conn: from, open: Box::new(open) });
-                return;
-            }
+            Up::Open(open) => return self.on_open(key, from, open),
             Up::Request { request_id, request } => {
                 let origin = Origin::Api { node: key.0, request_id };
                 return self.on_request(Asker { origin, frame_id: None }, request, now);
@@ -367,42 +352,6 @@ impl Core {
                 self.actions.push(Action::LookUp { conn: from, user, no, event });
             }
         }
-    }
-
-    /// Something came from a connection that is not known, or not yet.
-    fn on_stranger(&mut self, key: ConnKey, from: ConnRef, event: Up) {
-        match event {
-            Up::Closed(_) => {
-                if let Some(opening) = self.opening.get_mut(&key).filter(|o| o.login == from.login) {
-                    opening.is_closed = true;
-                }
-            }
-            Up::Frame(_) => {
-                // The gateway holds a connection that was given up here; its client has to come again, unless it was
-                // sent away and that has not arrived yet.
-                self.close_again(key, from);
-            }
-            Up::NotHere { no, event, .. } if no > 0 => {
-                // It was given up, and something has not arrived: the close, or what came before it, without which the
-                // close would never have its turn.
-                match *event {
-                    close @ Down::Close { .. } => self.send_again(from, 0, close),
-                    _ => self.close_again(key, from),
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Closes what was given up, outside the order: as it was closed before, if it was; else it has to come again.
-    fn close_again(&mut self, key: ConnKey, conn: ConnRef) {
-        let code = self.closes.find(key, conn.login).unwrap_or(CloseCode::Shutdown);
-        self.send_again(conn, 0, Down::Close { code, reason: None });
-    }
-
-    fn send_again(&mut self, conn: ConnRef, no: u64, event: Down) {
-        let to = [Target { connection: conn.connection, login: conn.login, no }].into();
-        self.actions.push(Action::Send(Downlink { node: conn.node, to, event }));
     }
 
     fn on_frame(&mut self, key: ConnKey, frame: ClientFrame, now: Now) {
@@ -476,283 +425,6 @@ impl Core {
             | ClientFrame::Room(_)) => {
                 let message = format!("{} is for the gateway, not for the router", other.name());
                 self.refuse(&asker(None), Refusal::new(ErrorCode::UnknownType, message));
-            }
-        }
-    }
-
-    fn on_claimed(&mut self, conn: ConnRef, open: Open, claim: Claim, now: Now) {
-        let key = (self.nodes.index(&conn.node), conn.connection);
-        let is_awaited = self.opening.get(&key).is_some_and(|opening| opening.login == conn.login);
-        let opening = if is_awaited { self.opening.remove(&key) } else { None };
-        let ended = match claim {
-            Claim::Won { ended } => ended,
-            Claim::InUse => {
-                // Where a newer login replaces an older one, this one only looks older: the clocks of two nodes differ,
-                // or it was overtaken. It may come again, the other is ended then.
-                let code = match open.same_device {
-                    SameDevice::Refuse => CloseCode::DeviceInUse,
-                    SameDevice::Replace | SameDevice::Allow => CloseCode::Overloaded,
-                };
-                return self.send_again(conn, 1, Down::Refused(code));
-            }
-        };
-        // A session that this one goes on with is taken from the connection that has it: whatever that one still
-        // says concerns nobody any more.
-        let asked = open.resume.as_deref().map(resume::session_key);
-        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
-        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
-            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-            self.remove_conn(old_key, true, now);
-        }
-        self.end_routes(ended, now);
-        match opening {
-            Some(Opening { is_closed: false, is_replaced: false, .. }) => {}
-            Some(Opening { is_closed: false, is_replaced: true, .. }) => {
-                return self.send_again(conn, 1, Down::Refused(CloseCode::Replaced));
-            }
-            _ => return self.actions.push(Action::Release { conn, user: open.user }),
-        }
-        if open.same_device != SameDevice::Allow {
-            self.end_others(&open.user, &open.device, key, now);
-        }
-        if self.conns.contains_key(&key) {
-            // The gateway gave this number to a new connection; the word that the old one closed is still due.
-            self.remove_conn(key, true, now);
-        }
-        let resuming = asked.filter(|session| self.is_held(*session, &open.user, &open.device, now));
-        self.conns.insert(
-            key,
-            Conn {
-                login: conn.login,
-                user: open.user.clone(),
-                device: open.device.clone(),
-                sent: 0,
-                decided: 0,
-                congested: false,
-                in_rooms: false,
-                gone_no: 0,
-                session: resume::session_key(&open.session),
-                sync: Some(Box::new(users::Sync { resuming, ..users::Sync::default() })),
-            },
-        );
-        let user = self.users.entry(open.user.clone()).or_default();
-        // From here on it is one of the user's devices: it stays where it is when another moves on.
-        if let Some(known) = &mut user.known
-            && !known.contains(&open.device)
-        {
-            *known = known.iter().chain([&open.device]).cloned().collect();
-            positions::widen(&mut self.positions, &open.user, &open.device);
-        }
-        match user.device_mut(&open.device) {
-            Some(device) => {
-                device.conns.push(key);
-                device.class = open.class.or(device.class);
-            }
-            None => user.devices.push(Device {
-                id: open.device,
-                class: open.class,
-                conns: [key].into(),
-                flights: users::Rare::default(),
-                announced: users::Rare::default(),
-            }),
-        }
-        match resuming {
-            None => self.send_down(key, Down::Accepted { resumed: false }),
-            Some(_) => {
-                let timer = timers::Timer::Resume { key, login: conn.login };
-                self.timers.arm(now.mono + limits::RESUME_WAIT_MS, timer);
-            }
-        }
-        self.begin_sync(key);
-    }
-
-    /// The connections whose routes a newer login took.
-    fn end_routes(&mut self, ended: Vec<ConnRef>, now: Now) {
-        for old in ended {
-            let key = (self.nodes.index(&old.node), old.connection);
-            if self.conns.get(&key).is_some_and(|conn| conn.login == old.login) {
-                self.replace(key, now);
-            } else if let Some(opening) = self.opening.get_mut(&key).filter(|o| o.login == old.login) {
-                opening.is_replaced = true;
-            }
-        }
-    }
-
-    /// All other connections of a device of which there is to be one. Coordination does not name them all: a router
-    /// that was taken over may have been told of one that it never had, and nobody would ever say that it is gone.
-    fn end_others(&mut self, user: &UserId, device: &DeviceId, key: ConnKey, now: Now) {
-        let Some(device) = self.users.get(user).and_then(|user| user.device(device)) else { return };
-        for other in device.conns.clone().into_iter().filter(|other| *other != key) {
-            self.replace(other, now);
-        }
-    }
-
-    fn replace(&mut self, key: ConnKey, now: Now) {
-        self.send_down(key, Down::Close { code: CloseCode::Replaced, reason: None });
-        self.remove_conn(key, false, now);
-    }
-
-    fn on_looked_up(&mut self, conn: ConnRef, here: bool, no: u64, event: Down, now: Now) {
-        let key = (self.nodes.index(&conn.node), conn.connection);
-        if self.conns.get(&key).is_none_or(|c| c.login != conn.login) {
-            // Given up meanwhile: what did not arrive is not sent, and the close behind it would not have its turn.
-            return self.close_again(key, conn);
-        }
-        if here { self.send_again(conn, no, event) } else { self.give_up(key, conn, now) }
-    }
-
-    /// Nobody seems to be there. Should the gateway hold the connection all the same, because a link or coordination
-    /// erred, its client has to come again: it would wait for ever for what is not sent any more.
-    fn give_up(&mut self, key: ConnKey, conn: ConnRef, now: Now) {
-        self.remove_conn(key, true, now);
-        self.send_again(conn, 0, Down::Close { code: CloseCode::Shutdown, reason: None });
-    }
-
-    /// Takes a connection out of every table; nothing happens when it is out already. Its session may be held.
-    fn remove_conn(&mut self, key: ConnKey, is_held: bool, now: Now) {
-        let Some(conn) = self.conns.swap_remove(&key) else { return };
-        let conn_ref = conn_ref(&self.nodes, key, conn.login);
-        self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });
-        let Some(user) = self.users.get_mut(&conn.user) else { return };
-        let Some(index) = user.devices.iter().position(|d| d.id == conn.device) else { return };
-        user.devices[index].conns.retain(|k| *k != key);
-        let is_last = user.devices[index].conns.is_empty();
-        if is_held && !conn.in_rooms {
-            match conn.sync.as_ref().and_then(|sync| sync.resuming) {
-                Some(session) => self.hold_longer(session, now),
-                None => self.hold_session(conn.session, &conn.user, index, now),
-            }
-        }
-        let Some(user) = self.users.get_mut(&conn.user) else { return };
-        if is_last {
-            let device = user.devices.remove(index);
-            if user.known.is_none() {
-                positions::widen(&mut self.positions, &conn.user, &device.id);
-            }
-            if user.devices.is_empty() {
-                self.users.swap_remove(&conn.user);
-            } else if user.known.is_none() {
-                // It counts when the user's devices are found, even if it is stored behind that look-up.
-                self.unstored_devices.push((conn.user.clone(), device.id.clone()));
-            }
-            self.enqueue(Entry::PutDevice {
-                user: conn.user,
-                device: device.id,
-                class: device.class,
-                at: now.wall,
-            });
-        }
-    }
-
-    /// Sends one event to one connection.
-    fn send_down(&mut self, key: ConnKey, event: Down) {
-        let Some(conn) = self.conns.get_mut(&key) else { return };
-        if let Down::Close { code, .. } = &event {
-            self.closes.note(key, conn.login, *code);
-        }
-        conn.sent += 1;
-        let to = [Target { connection: key.1, login: conn.login, no: conn.sent }].into();
-        self.actions.push(Action::Send(Downlink { node: self.nodes.node(key.0).clone(), to, event }));
-    }
-
-    /// Sends one frame to many connections; those on one node share a message.
-    fn broadcast(&mut self, keys: &[ConnKey], frame: &Frame) {
-        let mut keys: smallvec::SmallVec<[ConnKey; 8]> = keys.into();
-        keys.sort_by_key(|k| k.0);
-        for group in keys.chunk_by(|a, b| a.0 == b.0) {
-            let mut to = smallvec::SmallVec::with_capacity(group.len());
-            for key in group {
-                if let Some(conn) = self.conns.get_mut(key) {
-                    if let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) {
-                        match sync.early.len() < limits::EARLY_FRAMES_MAX {
-                            true => sync.early.push(frame.clone()),
-                            false => sync.overflowed = true,
-                        }
-                        continue;
-                    }
-                    conn.sent += 1;
-                    to.push(Target { connection: key.1, login: conn.login, no: conn.sent });
-                }
-            }
-            if !to.is_empty() {
-                let event = Down::Frame { frame: frame.clone(), decided: 0, answer: false };
-                self.actions.push(Action::Send(Downlink {
-                    node: self.nodes.node(group[0].0).clone(),
-                    to,
-                    event,
-                }));
-            }
-        }
-    }
-
-    /// The frame of `asker` is decided, and this is its answer.
-    fn answer_frame(&mut self, asker: &Asker, frame: Frame) {
-        if let Origin::Conn { key, login } = asker.origin
-            && self.conns.get(&key).is_some_and(|c| c.login == login)
-        {
-            self.send_down(key, Down::Frame { frame, decided: 1, answer: true });
-        }
-    }
-
-    /// The frame of `asker` is decided; it has no answer.
-    fn decide(&mut self, asker: &Asker) {
-        if let Origin::Conn { key, login } = asker.origin
-            && let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login)
-        {
-            conn.decided += 1;
-            if conn.decided == 1 {
-                self.decided.push(key);
-            }
-        }
-    }
-
-    fn report_decided(&mut self) {
-        for key in std::mem::take(&mut self.decided) {
-            if let Some(count) =
-                self.conns.get_mut(&key).map(|c| std::mem::take(&mut c.decided)).filter(|n| *n > 0)
-            {
-                self.send_down(key, Down::Decided(count));
-            }
-        }
-    }
-
-    fn answer_api(&mut self, node: u32, request_id: u64, answer: Answer) {
-        let event = Down::Answer { request_id, answer: Box::new(answer) };
-        let node = self.nodes.node(node).clone();
-        self.actions.push(Action::Send(Downlink { node, to: Default::default(), event }));
-    }
-
-    /// Answers `ok`, or the API's `Done`.
-    fn confirm(&mut self, asker: &Asker, conversation: Option<&ConversationId>) {
-        match asker.origin {
-            Origin::Api { node, request_id } => {
-                let answer = match conversation {
-                    Some(id) => Answer::Created { conversation_id: id.clone() },
-                    None => Answer::Done,
-                };
-                self.answer_api(node, request_id, answer);
-            }
-            Origin::Conn { .. } => {
-                let id = asker.frame_id.as_deref().unwrap_or_default();
-                let frame =
-                    ServerFrame::Ok { id, conversation_id: conversation.map(|c| c.as_str()) }.encode();
-                self.answer_frame(asker, frame);
-            }
-        }
-    }
-
-    fn refuse(&mut self, asker: &Asker, refusal: Refusal) {
-        match asker.origin {
-            Origin::Api { node, request_id } => self.answer_api(node, request_id, Answer::Refused(refusal)),
-            Origin::Conn { .. } => {
-                let frame = ServerFrame::Error {
-                    code: refusal.code,
-                    message: &refusal.message,
-                    id: asker.frame_id.as_deref(),
-                    retry_after_ms: refusal.retry_after_ms,
-                }
-                .encode();
-                self.answer_frame(asker, frame);
             }
         }
     }
