@@ -5,18 +5,25 @@
 use crate::{Asker, limits, persist::Receipt};
 use bowline_protocol::{Body, ConversationId, MessageId, UserId};
 use smallvec::SmallVec;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
 
 pub(crate) struct Dedupe {
     seed: u64,
-    entries: HashMap<u128, Entry, ahash::RandomState>,
-    stored: VecDeque<u128>,
+    pending: HashMap<u128, Pending, ahash::RandomState>,
+    /// Two generations: when the younger is full, the older is emptied and takes its place. Nothing is ever taken out
+    /// one by one, as in a table that is always full and has to grow for the holes that this leaves.
+    young: Outcomes,
+    old: Outcomes,
 }
 
-enum Entry {
-    Pending { conversation: ConversationId, hash: u128, waiters: SmallVec<[Asker; 1]> },
-    Stored(Receipt),
+type Outcomes = HashMap<u128, Receipt, ahash::RandomState>;
+
+/// On its way to the store.
+struct Pending {
+    conversation: ConversationId,
+    hash: u128,
+    waiters: SmallVec<[Asker; 1]>,
 }
 
 /// What is known of a message that is sent.
@@ -44,7 +51,8 @@ pub(crate) fn content_hash(conversation: &ConversationId, body: &Body) -> u128 {
 
 impl Dedupe {
     pub fn new(seed: u64, hasher: ahash::RandomState) -> Self {
-        Self { seed, entries: HashMap::with_hasher(hasher), stored: VecDeque::new() }
+        let [young, old] = [hasher.clone(), hasher.clone()].map(HashMap::with_hasher);
+        Self { seed, pending: HashMap::with_hasher(hasher), young, old }
     }
 
     fn key(&self, sender: &UserId, id: &MessageId) -> u128 {
@@ -65,60 +73,80 @@ impl Dedupe {
         asker: &Asker,
     ) -> Known {
         let key = self.key(sender, id);
-        match self.entries.get_mut(&key) {
+        if let Some(pending) = self.pending.get_mut(&key) {
+            if pending.conversation != *conversation || pending.hash != hash {
+                return Known::Conflict(None);
+            }
+            pending.waiters.push(asker.clone());
+            return Known::Waits;
+        }
+        match self.young.get(&key).or_else(|| self.old.get(&key)) {
             None => {
-                let entry =
-                    Entry::Pending { conversation: conversation.clone(), hash, waiters: SmallVec::new() };
-                self.entries.insert(key, entry);
+                let waiters = SmallVec::new();
+                self.pending.insert(key, Pending { conversation: conversation.clone(), hash, waiters });
                 Known::New
             }
-            Some(Entry::Pending { conversation: c, hash: h, waiters }) if c == conversation && *h == hash => {
-                waiters.push(asker.clone());
-                Known::Waits
+            Some(stored) if stored.conversation == *conversation && stored.hash == hash => {
+                Known::Stored(stored.clone())
             }
-            Some(Entry::Stored(receipt)) if receipt.conversation == *conversation && receipt.hash == hash => {
-                Known::Stored(receipt.clone())
-            }
-            Some(Entry::Stored(receipt)) => Known::Conflict(Some(receipt.clone())),
-            Some(Entry::Pending { .. }) => Known::Conflict(None),
+            Some(stored) => Known::Conflict(Some(stored.clone())),
         }
     }
 
     /// Its message is gone and its time is over: it may be used anew.
     pub fn forget(&mut self, sender: &UserId, id: &MessageId) {
         let key = self.key(sender, id);
-        if matches!(self.entries.get(&key), Some(Entry::Stored(_))) {
-            self.entries.remove(&key);
-        }
+        self.young.remove(&key);
+        self.old.remove(&key);
     }
 
     /// It was stored; answers whoever repeated it meanwhile.
     pub fn on_stored(&mut self, sender: &UserId, id: &MessageId, receipt: Receipt) -> SmallVec<[Asker; 1]> {
         let key = self.key(sender, id);
-        let before = self.entries.insert(key, Entry::Stored(receipt));
-        self.stored.push_back(key);
-        while self.stored.len() > limits::DEDUPE_ENTRIES_MAX {
-            if let Some(oldest) = self.stored.pop_front()
-                && matches!(self.entries.get(&oldest), Some(Entry::Stored(_)))
-            {
-                self.entries.remove(&oldest);
-            }
+        if self.young.len() >= limits::DEDUPE_GENERATION {
+            self.old.clear();
+            std::mem::swap(&mut self.young, &mut self.old);
         }
-        match before {
-            Some(Entry::Pending { waiters, .. }) => waiters,
-            _ => SmallVec::new(),
-        }
+        self.young.insert(key, receipt);
+        self.pending.remove(&key).map(|pending| pending.waiters).unwrap_or_default()
     }
 
     /// It was refused: sending it again starts anew. Returns whoever repeated it meanwhile.
     pub fn on_refused(&mut self, sender: &UserId, id: &MessageId) -> SmallVec<[Asker; 1]> {
         let key = self.key(sender, id);
-        match self.entries.get(&key) {
-            Some(Entry::Pending { .. }) => match self.entries.remove(&key) {
-                Some(Entry::Pending { waiters, .. }) => waiters,
-                _ => SmallVec::new(),
-            },
-            _ => SmallVec::new(),
+        self.pending.remove(&key).map(|pending| pending.waiters).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Origin;
+
+    #[test]
+    fn outcomes_are_remembered_for_a_generation_at_least_in_tables_that_do_not_grow() {
+        let hasher = ahash::RandomState::with_seeds(1, 2, 3, 4);
+        let mut dedupe = Dedupe::new(1, hasher);
+        let (sender, conversation) = (UserId::trusted("a"), ConversationId::trusted("d:a:b"));
+        let asker = Asker { origin: Origin::Api { node: 0, request_id: 1 }, frame_id: None };
+        let id = |n: usize| MessageId::trusted(&format!("m{n}"));
+        let receipt =
+            |n: usize| Receipt { conversation: conversation.clone(), seq: n as u64, ts: 1, hash: 7 };
+        let mut capacity = None;
+        for n in 1..=5 * limits::DEDUPE_GENERATION {
+            assert!(matches!(dedupe.on_sent(&sender, &id(n), &conversation, 7, &asker), Known::New));
+            assert!(dedupe.on_stored(&sender, &id(n), receipt(n)).is_empty());
+            if n == 2 * limits::DEDUPE_GENERATION {
+                capacity = Some([dedupe.young.capacity(), dedupe.old.capacity()]);
+            }
+            let oldest = n.saturating_sub(limits::DEDUPE_GENERATION).max(1);
+            let known = dedupe.on_sent(&sender, &id(oldest), &conversation, 7, &asker);
+            assert!(
+                matches!(known, Known::Stored(receipt) if receipt.seq == oldest as u64),
+                "{oldest} after {n}"
+            );
         }
+        assert_eq!(capacity, Some([dedupe.young.capacity(), dedupe.old.capacity()]));
+        assert!(matches!(dedupe.on_sent(&sender, &id(1), &conversation, 7, &asker), Known::New));
     }
 }

@@ -2,8 +2,9 @@
 
 /// Entries waiting for a transaction. Above, requests are refused `overloaded`.
 pub const QUEUE_ENTRIES_MAX: usize = 200_000;
-/// Messages whose outcome is remembered for repeats. Older ones are found by the store's unique index.
-pub const DEDUPE_ENTRIES_MAX: usize = 32_768;
+/// Messages whose outcome is remembered for repeats: from so many up to twice as many. Older ones are found by the
+/// store's unique index. It is what a table of 32,768 places takes before it grows.
+pub const DEDUPE_GENERATION: usize = 28_672;
 /// Conversations kept in memory. Above, those longest unused are dropped and loaded again on demand.
 pub const CONVERSATIONS_MAX: usize = 20_000;
 /// Newest messages of a conversation that are loaded with it.
