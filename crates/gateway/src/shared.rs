@@ -145,9 +145,9 @@ impl Carrier for Shared {
     }
 
     /// Past the capacity, which was looked at before: a shard that waits for another may be waited for by that one.
-    fn carry(&self, shard: usize, room: &Arc<Room>, message: &Message) {
-        let mail = Mail::Room { room: room.clone(), message: message.clone() };
-        self.mailboxes[shard].push_control(mail);
+    fn carry(&self, shard: usize, room: &Arc<Room>, messages: &[Message]) {
+        let mail = |message: &Message| Mail::Room { room: room.clone(), message: message.clone() };
+        self.mailboxes[shard].push_together(messages.iter().map(mail));
     }
 }
 
