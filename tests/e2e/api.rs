@@ -280,3 +280,40 @@ fn metrics_have_the_promised_names_in_prometheus_form() {
     assert_eq!(metrics.get("bowline_ledger_accepted_total"), 1.0);
     metrics.assert_ledger_balances();
 }
+
+#[test]
+fn a_path_that_is_not_percent_encoded_is_400_and_nothing_is_made_of_it() {
+    let server = Server::start();
+    let mut member = server.connect(Transport::Ws, "alice");
+    for room in ["%zz", "a%", "a%2", "%%20"] {
+        member.ask("room.join", json!({"room": room})).expect_kind("room.joined");
+        let path = format!("/api/v1/rooms/{room}/messages");
+        let answer = server.post(&path, &json!({"body": 1})).expect_refusal(400);
+        assert!(answer["message"].as_str().is_some_and(|text| text.contains("%25")), "{answer}");
+        server.get(&format!("/api/v1/conversations/d:a:b{room}/messages")).expect_refusal(400);
+        server.get(&format!("/api/v1/users/{room}")).expect_refusal(400);
+    }
+    // Encoded as it should be it is that very room.
+    server.post("/api/v1/rooms/%25zz/messages", &json!({"body": 2})).expect(202);
+    let push = member.expect("room.push");
+    assert_eq!((push.text_of("room"), push.number_of("offset"), &push.json["body"]), ("%zz", 1, &json!(2)));
+}
+
+#[test]
+fn a_list_is_no_object() {
+    let server = Server::start();
+    // The fields of each in their order, as a list.
+    for (path, list) in [
+        ("/api/v1/groups", json!(["g", "name", ["a", "b"], "a", null])),
+        ("/api/v1/tokens", json!(["alice", "phone", 1000, []])),
+        ("/api/v1/tokens/revoke", json!(["j", null, null])),
+        ("/api/v1/sessions", json!(["alice", "s", 1])),
+        ("/api/v1/users/alice/kick", json!(["phone", "because"])),
+        ("/api/v1/rooms/r/messages", json!([["alice", 1, null]])),
+    ] {
+        server.post(path, &list).expect_refusal(400);
+    }
+    let results =
+        server.post("/api/v1/messages", &json!([["1", "a", "b", null, 1, null]])).expect(200).json();
+    assert_eq!(results["results"][0]["code"], "malformed", "{results}");
+}

@@ -285,3 +285,26 @@ fn one_token_opens_many_devices() {
     let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"));
     assert_eq!((number(&report, "connections"), number(&report, "lost_while_held")), (10.0, 0.0));
 }
+
+#[test]
+fn a_bench_that_measures_nothing_fails() {
+    // Whoever sends is closed for it.
+    let server = Setup::new().start();
+    let [ws, _] = urls(&server);
+    let pair = ["pair", "--connections", "2", "--duration", "200ms", "--body-bytes", "40000"];
+    let ended = try_bench(&ws, &pair);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"));
+    assert_eq!(number(&report, "acknowledged"), 0.0, "{report:#}");
+    assert!(ended.stderr.contains("no message was acknowledged"), "{ended:?}");
+
+    // The probe gets in, and nobody else.
+    let server = Setup::new().set("gateway.max_connections", 1).start();
+    for url in urls(&server) {
+        let ended = try_bench(&url, &["idle", "--connections", "5", "--duration", "10s"]);
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"));
+        assert_eq!((number(&report, "connections"), number(&report, "failed")), (0.0, 5.0), "{report:#}");
+        assert!(ended.stderr.contains("no connection could be opened"), "{ended:?}");
+    }
+}

@@ -105,6 +105,23 @@ fn a_running_server_is_checked_by_its_address_alone_and_left_running() {
 }
 
 #[test]
+fn the_key_of_the_ledger_is_that_of_the_data_directory() {
+    let _turn = bowline_tests::turn();
+    let server = Setup::new().without_secret().without_key().start();
+    let (ws, api) = (format!("ws://{}/ws", server.ws()), format!("http://{}", server.api()));
+    let load = ["--url", &ws, "--api-url", &api, "--duration", "1s", "--users", "4"];
+    let data = server.data_dir().to_str().expect("a path of text");
+    is_clean(&check(&[&load[..], &["--data", data]].concat(), &[]));
+    // Without it the server's ledger is closed.
+    let other = tempfile::tempdir().expect("a temporary directory");
+    std::fs::copy(server.data_dir().join("auth.secret"), other.path().join("auth.secret"))
+        .expect("the secret can be copied");
+    let ended = check(&[&load[..], &["--data", other.path().to_str().expect("text")]].concat(), &[]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("401"), "{ended:?}");
+}
+
+#[test]
 fn a_running_server_is_checked_through_tls() {
     let _turn = bowline_tests::turn();
     let certificates = Arc::new(Certificates::new());

@@ -52,6 +52,42 @@ fn a_bad_value_is_exit_code_2_and_names_the_key() {
 }
 
 #[test]
+fn a_path_that_http_has_is_no_path_for_a_websocket() {
+    for path in ["/", "/v1/place", "/v1/messages", "/demo/token", "/demo/demo.js"] {
+        refuses(
+            &Setup::new().set("gateway.ws_path", path).start_in_vain(),
+            &["gateway.ws_path", path, "/ws"],
+        );
+        let echo = Setup::new().set("gateway.echo_path", path);
+        refuses(&echo.start_in_vain(), &["gateway.echo_path", path]);
+    }
+}
+
+#[test]
+fn a_slip_in_the_name_of_the_data_directory_makes_none() {
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let slip = folder.path().join("bowlin-data");
+    let slip = slip.to_str().expect("a path of text");
+    let asked = [
+        vec!["token", "--user", "alice"],
+        vec!["chat", "--user", "alice", "--to", "bob"],
+        vec!["bench", "idle", "--url", "tcp://127.0.0.1:1"],
+        vec!["check", "--url", "tcp://127.0.0.1:1"],
+    ];
+    for mut arguments in asked {
+        arguments.extend(["--data", slip]);
+        refuses(&bowline(&arguments), &[slip, "bowline serve --data"]);
+        assert!(!std::path::Path::new(slip).exists(), "{arguments:?}");
+    }
+    // One that is there has a secret from the first token on, and a server that starts later takes it.
+    std::fs::create_dir(slip).expect("it is not there");
+    let made = bowline(&["token", "--user", "alice", "--data", slip]);
+    assert_eq!(made.code, Some(0), "{made:?}");
+    let server = Setup::new().without_secret().data(std::path::Path::new(slip)).start();
+    server.login("alice").token(made.stdout.trim()).connect(Transport::Tcp);
+}
+
+#[test]
 fn a_drain_that_does_not_fit_the_grace_period_is_exit_code_2() {
     let setup = Setup::new().set("gateway.drain_timeout_ms", 85_000);
     refuses(&setup.start_in_vain(), &["drain_timeout_ms", "termination_grace_ms"]);

@@ -40,6 +40,7 @@ mod receipts;
 mod refusals;
 mod retention;
 mod rooms;
+mod strangers;
 mod third_party;
 mod three_clients;
 mod tls;

@@ -103,6 +103,44 @@ fn a_malformed_upgrade_is_400() {
 }
 
 #[test]
+fn another_version_of_websocket_is_426_and_ours_is_named() {
+    let server = Server::start();
+    for version in ["8", "12", "14", "0"] {
+        let request = String::from_utf8(raw::upgrade("/ws", &[])).expect("it is text");
+        let request = request.replace("Version: 13", &format!("Version: {version}"));
+        let response = refused(server.ws(), request.as_bytes(), 426);
+        assert_eq!(response.header("sec-websocket-version"), Some("13"), "{response:?}");
+    }
+}
+
+#[test]
+fn a_host_is_named_once_and_an_origin_not_twice() {
+    let server = Server::start();
+    let good = bearer(&token::of("alice"));
+    let upgrade = |headers: &[(&str, &str)]| {
+        let all = [headers, &[("Authorization", &*good)]].concat();
+        String::from_utf8(raw::upgrade("/ws", &all)).expect("it is text")
+    };
+    let origin = ("Origin", "https://good.example");
+    assert_eq!(raw::exchange(server.ws(), upgrade(&[origin]).as_bytes()).status, 101);
+    for request in [
+        upgrade(&[]).replace("Host: localhost\r\n", ""),
+        upgrade(&[("Host", "other")]),
+        upgrade(&[origin, origin]),
+        upgrade(&[origin, ("Origin", "https://evil.example")]),
+    ] {
+        assert_eq!(refused(server.ws(), request.as_bytes(), 400).json()["code"], "malformed", "{request}");
+    }
+    // So it is for HTTP beside it, and for the API.
+    let plain = |headers: &str| format!("GET / HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
+    assert_eq!(raw::exchange(server.ws(), plain("Host: a\r\nOrigin: b\r\n").as_bytes()).status, 200);
+    for headers in ["", "Host: a\r\nHost: a\r\n", "Host: a\r\nOrigin: b\r\nOrigin: c\r\n"] {
+        refused(server.ws(), plain(headers).as_bytes(), 400);
+        refused(server.api(), plain(headers).replace("GET /", "GET /healthz").as_bytes(), 400);
+    }
+}
+
+#[test]
 fn several_tokens_are_400() {
     let server = Server::start();
     let (good, good_bearer) = (token::of("alice"), bearer(&token::of("alice")));

@@ -19,6 +19,7 @@ on_both![
     a_restart_is_another_epoch,
     the_api_publishes_to_all_members,
     batches_are_for_those_who_asked,
+    where_one_stands_is_an_object,
     a_full_room_takes_nobody_else,
     a_slow_member_is_closed_4002_and_nobody_else_notices,
 ];
@@ -282,7 +283,20 @@ fn batches_are_for_those_who_asked(transport: Transport) {
             next += 1;
         }
     }
-    assert!(batches > 0, "five hundred at once");
+    // They were published together: a frame holds as many as fit, and five hundred are one frame.
+    assert_eq!(batches, 1, "five hundred at once");
+}
+
+fn where_one_stands_is_an_object(transport: Transport) {
+    let server = Server::start();
+    let mut client = server.connect(transport, "alice");
+    let joined = client.ask("room.join", json!({"room": "r"}));
+    let epoch = joined.text_of("epoch").to_owned();
+    for since in [json!([epoch, 0]), json!("0"), json!(0), json!([])] {
+        client.ask("room.join", json!({"room": "r", "since": since})).expect_error("malformed");
+    }
+    let joined = client.ask("room.join", json!({"room": "r", "since": {"epoch": epoch, "offset": 0}}));
+    assert_eq!(joined.json["recovered"], true, "{}", joined.text);
 }
 
 fn a_full_room_takes_nobody_else(transport: Transport) {
@@ -496,6 +510,7 @@ fn application() -> (String, Questions) {
                     Some("open") => ("200 OK", r#"{"allow":true}"#),
                     Some("closed") => ("200 OK", r#"{"allow":false}"#),
                     Some("nonsense") => ("200 OK", "yes"),
+                    Some("list") => ("200 OK", "[true]"),
                     _ => ("500 Internal Server Error", ""),
                 };
                 notes.lock().expect("nobody panics").push((head, body));
@@ -525,6 +540,7 @@ fn the_application_says_who_may_join_and_knows_who_asks() {
             ("open", None),
             ("closed", Some("forbidden")),
             ("nonsense", Some("unavailable")),
+            ("list", Some("unavailable")),
             ("broken", Some("unavailable")),
         ] {
             let answer = client.ask("room.join", json!({"room": room}));
@@ -538,7 +554,7 @@ fn the_application_says_who_may_join_and_knows_who_asks() {
         client.close();
     }
     let asked = asked.lock().expect("nobody panics");
-    assert_eq!(asked.len(), 8);
+    assert_eq!(asked.len(), 10);
     let mut ids = Vec::new();
     for (head, body) in asked.iter() {
         let question: Value = serde_json::from_str(body).expect("JSON");
@@ -551,7 +567,7 @@ fn the_application_says_who_may_join_and_knows_who_asks() {
     }
     ids.sort();
     ids.dedup();
-    assert_eq!(ids.len(), 8, "each question has an id of its own");
+    assert_eq!(ids.len(), 10, "each question has an id of its own");
 }
 
 // --- the command line -----------------------------------------------------------------------------------------------

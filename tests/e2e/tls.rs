@@ -284,6 +284,29 @@ fn a_kept_connection_becomes_a_web_socket_under_tls() {
 }
 
 #[test]
+fn who_speaks_no_common_protocol_is_told_so() {
+    let (certificates, server) = start();
+    let offer = |transport, protocols: &str| {
+        let output = Command::new("openssl")
+            .args(["s_client", "-connect", &listener(&server, transport).to_string()])
+            .args(["-servername", "localhost", "-alpn", protocols, "-CAfile"])
+            .arg(certificates.ca())
+            .stdin(std::process::Stdio::null())
+            .output()
+            .expect("openssl can be run");
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+    };
+    // Alert 120 (RFC 7301, 3.2).
+    let told = offer(Transport::Ws, "h2,foo");
+    assert!(told.contains("alert no application protocol"), "{told}");
+    let told = offer(Transport::Ws, "foo,http/1.1");
+    assert!(told.contains("ALPN protocol: http/1.1") && !told.contains("alert"), "{told}");
+    // Frames have no name there.
+    let told = offer(Transport::Tcp, "foo");
+    assert!(told.contains("No ALPN negotiated") && told.contains("Verify return code: 0 (ok)"), "{told}");
+}
+
+#[test]
 fn the_command_line_speaks_tls() {
     let (certificates, server) = start();
     let ca = certificates.ca().to_string_lossy().into_owned();
@@ -301,10 +324,10 @@ fn the_command_line_speaks_tls() {
     // Whoever is not trusted is not spoken to.
     let other = Certificates::new();
     let other = other.ca().to_string_lossy().into_owned();
-    for (ca, failed) in [(&other, 2.0), (&ca, 0.0)] {
+    for (ca, failed, code) in [(&other, 2.0, 1), (&ca, 0.0, 0)] {
         let bench = ["bench", "idle", "--connections", "2", "--duration", "1s", "--json", "--url", &urls[0]];
         let ended = bowline(&[&bench[..], &["--token", &token, "--ca", ca]].concat());
-        assert_eq!(ended.code, Some(0), "{} {}", ended.stdout, ended.stderr);
+        assert_eq!(ended.code, Some(code), "{} {}", ended.stdout, ended.stderr);
         let report: Value = serde_json::from_str(&ended.stdout).expect("the report is JSON");
         assert_eq!(report["failed"], json!(failed), "{report}");
     }

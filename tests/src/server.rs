@@ -52,7 +52,17 @@ pub fn over_tls() -> bool {
 }
 
 fn command() -> Command {
-    let mut command = Command::new(program());
+    prepared(Command::new(program()))
+}
+
+/// The program, which may open so many files and no more.
+fn command_with_files(files: u32) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("ulimit -n {files} && exec \"$0\" \"$@\"")).arg(program());
+    prepared(command)
+}
+
+fn prepared(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("BOWLINE_") {
             command.env_remove(name);
@@ -125,6 +135,7 @@ pub struct Setup {
     arguments: Vec<String>,
     environment: Vec<(String, String)>,
     certificates: Option<Arc<Certificates>>,
+    open_files: Option<u32>,
 }
 
 impl Default for Setup {
@@ -145,6 +156,7 @@ impl Setup {
             arguments: Vec::new(),
             environment: Vec::new(),
             certificates: over_tls().then(|| Arc::new(Certificates::new())),
+            open_files: None,
         }
     }
 
@@ -162,6 +174,12 @@ impl Setup {
     /// A variable of its environment.
     pub fn environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Its limit on open files.
+    pub fn open_files(mut self, files: u32) -> Self {
+        self.open_files = Some(files);
         self
     }
 
@@ -209,7 +227,7 @@ impl Setup {
     }
 
     fn command(&self) -> Command {
-        let mut command = command();
+        let mut command = self.open_files.map_or_else(command, command_with_files);
         command.arg("serve").arg("--data").arg(self.data_dir());
         for (flag, address) in ["--listen", "--tcp", "--api"].iter().zip(&self.listen) {
             command.args([flag, address.as_str()]);

@@ -10,7 +10,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use bowline_protocol::ErrorCode;
+use bowline_protocol::{ErrorCode, json};
 use bytes::{Bytes, BytesMut};
 use http::header;
 use http_body_util::BodyExt;
@@ -59,10 +59,7 @@ async fn read_all(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
 
 /// Reads one JSON object.
 pub(crate) fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Problem> {
-    if text.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
-        return Err(Problem::malformed("the body is no JSON object"));
-    }
-    serde_json::from_slice(text).map_err(|error| Problem::malformed(format!("the body: {error}")))
+    json::object(text).map_err(|error| Problem::malformed(format!("the body: {error}")))
 }
 
 /// Reads what the answer has left of a body, and throws it away. A client that is refused before its body was read

@@ -2,6 +2,7 @@
 
 use bowline_tls::{Stream, Tls};
 use std::{
+    any::Any,
     io::{self, IoSlice, Read, Write},
     pin::Pin,
     task::{Context, Poll, ready},
@@ -15,17 +16,19 @@ use tokio::{
 pub(crate) struct Connection {
     socket: TcpStream,
     tls: Option<Box<Tls>>,
+    attached: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Connection {
     /// The socket must not be blocking.
     pub fn new(stream: Stream) -> io::Result<Self> {
-        Ok(Self { socket: TcpStream::from_std(stream.socket)?, tls: stream.tls })
+        let Stream { socket, tls, attached } = stream;
+        Ok(Self { socket: TcpStream::from_std(socket)?, tls, attached })
     }
 
     /// For whoever takes it back.
     pub fn into_stream(self) -> io::Result<Stream> {
-        Ok(Stream { socket: self.socket.into_std()?, tls: self.tls })
+        Ok(Stream { socket: self.socket.into_std()?, tls: self.tls, attached: self.attached })
     }
 }
 
@@ -73,7 +76,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         out: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Self { socket, tls } = &mut *self;
+        let Self { socket, tls, .. } = &mut *self;
         let Some(tls) = tls else { return Pin::new(socket).poll_read(context, out) };
         loop {
             let got = later(tls.read(&mut Ready { socket, context }, out.initialize_unfilled()));
@@ -101,7 +104,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let Self { socket, tls } = &mut *self;
+        let Self { socket, tls, .. } = &mut *self;
         match tls {
             None => Pin::new(socket).poll_write_vectored(context, parts),
             Some(tls) => later(tls.write_vectored(&mut Ready { socket, context }, parts)),
@@ -113,7 +116,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { socket, tls } = &mut *self;
+        let Self { socket, tls, .. } = &mut *self;
         if let Some(tls) = tls
             && !tls.flush(&mut Ready { socket, context })?
         {
@@ -123,7 +126,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Self { socket, tls } = &mut *self;
+        let Self { socket, tls, .. } = &mut *self;
         if let Some(tls) = tls {
             tls.close(&mut Ready { socket, context })?;
             if !tls.flush(&mut Ready { socket, context })? {

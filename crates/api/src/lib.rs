@@ -8,6 +8,7 @@ mod answer;
 mod body;
 mod connection;
 mod end;
+mod head;
 mod message;
 pub mod public;
 mod rewind;

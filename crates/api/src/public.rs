@@ -5,6 +5,7 @@ use crate::{
     answer::{Problem, json, unknown_route, wrong_method},
     body,
     connection::Connection,
+    head,
     limits::{DEMO_TOKEN_TTL_MS, HEAD_TIMEOUT, PUBLIC_CONNECTIONS_MAX, REQUEST_BYTES_MIN},
     message::Message,
     rewind::Rewind,
@@ -98,6 +99,12 @@ struct Ends {
     local: SocketAddr,
 }
 
+/// Whether a path is one of those here, so that no WebSocket can be at it.
+pub fn serves(path: &str) -> bool {
+    let is_of_demo = |file: &str| !file.is_empty() && !file.contains('/');
+    matches!(path, "/" | "/v1/messages" | "/v1/place") || path.strip_prefix("/demo/").is_some_and(is_of_demo)
+}
+
 /// Serves connections that were accepted elsewhere.
 #[derive(Clone)]
 pub struct Server {
@@ -111,6 +118,7 @@ impl Server {
     pub fn new(config: Config, requests: Requests, verifier: Arc<Verifier>, runtime: Handle) -> Self {
         let page = include_str!("../assets/index.html").replace("{ws_path}", &escaped(&config.ws_path));
         let public = Arc::new(Public { config, page, requests, verifier });
+        // `serves` knows these paths.
         let routes = Router::new()
             .route("/", get(demo_page))
             .route("/demo/{file}", get(asset))
@@ -120,6 +128,7 @@ impl Server {
             .fallback(unknown_route)
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
+            .layer(from_fn(head::check))
             .layer(from_fn(body::read_out))
             .with_state(public);
         let places = Arc::new(Semaphore::new(PUBLIC_CONNECTIONS_MAX));

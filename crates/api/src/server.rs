@@ -14,6 +14,7 @@ use crate::{
     Access, Node, Requests, Rooms,
     answer::{Problem, raw_json, unknown_route, wrong_method},
     connection::Connection,
+    head,
     limits::HEAD_TIMEOUT,
     rewind::Rewind,
 };
@@ -141,6 +142,7 @@ pub fn routes(
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(Extension(Text(text.into())))
+        .layer(from_fn(head::check))
         .layer(from_fn_with_state(api.clone(), check_key))
         .layer(from_fn(crate::body::read_out))
         .with_state(api)

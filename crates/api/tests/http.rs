@@ -686,6 +686,21 @@ async fn the_demo_page_is_served_with_its_parts() {
 }
 
 #[tokio::test]
+async fn the_paths_that_are_served_are_known() {
+    let rig = Rig::start().await;
+    let server = public_server(&rig, &[], true);
+    // A path that is there takes no DELETE; one that is not is 404.
+    for path in ["/", "/demo/token", "/demo/demo.js", "/demo/x", "/v1/messages", "/v1/place"] {
+        let is_there = ask(&server, "DELETE", path, "", &[]).await.status == 405;
+        assert!(is_there && public::serves(path), "{path}");
+    }
+    for path in ["/ws", "/socket", "/demo", "/demo/", "/demo/a/b", "/v1", "/v1/place/x", "/v1/ws"] {
+        let is_there = ask(&server, "DELETE", path, "", &[]).await.status != 404;
+        assert!(!is_there && !public::serves(path), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn demo_tokens_are_for_this_machine_and_its_own_page() {
     let rig = Rig::start().await;
     let server = public_server(&rig, &[], true);

@@ -4,6 +4,7 @@ use crate::{
     Fault,
     token::{Header, Parts},
 };
+use bowline_protocol::json::{self, Object};
 use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, crypto};
 use serde::Deserialize;
 
@@ -144,10 +145,12 @@ struct SetKey {
 }
 
 /// The keys of a set that can be used; others are passed over, as the RFC asks.
-pub(crate) fn of_set(json: &[u8]) -> Result<Vec<Key>, String> {
-    let set: Set = serde_json::from_slice(json).map_err(|error| format!("it is no key set: {error}"))?;
-    let keys =
-        set.keys.into_iter().filter_map(|value| serde_json::from_value(value).ok().and_then(of_set_key));
+pub(crate) fn of_set(text: &[u8]) -> Result<Vec<Key>, String> {
+    let set: Set = json::object(text).map_err(|error| format!("it is no key set: {error}"))?;
+    let keys = set.keys.into_iter().filter_map(|value| {
+        let Object(key) = serde_json::from_value(value).ok()?;
+        of_set_key(key)
+    });
     Ok(keys.take(SET_KEYS_MAX).collect())
 }
 

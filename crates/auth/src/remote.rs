@@ -10,7 +10,8 @@ use crate::{
     Core, Fault, Identity, KeyError, Reply, Verdict,
     keys::{self, Key},
 };
-use bowline_protocol::{DeviceId, Millis, UserId, ids::DeviceClass};
+use bowline_hooks::http;
+use bowline_protocol::{DeviceId, Millis, UserId, ids::DeviceClass, json};
 use reqwest::{Client, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -142,16 +143,12 @@ impl Remote {
         hook_url: Option<&str>,
         limits: RemoteLimits,
     ) -> Result<Self, KeyError> {
-        let url = |key, text: &str| {
-            Url::parse(text)
-                .ok()
-                .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-                .ok_or_else(|| KeyError::Url { key, text: text.to_owned() })
-        };
+        let url =
+            |key, text: &str| http::address(text).ok_or_else(|| KeyError::Url { key, text: text.to_owned() });
         let keys_url = keys_url.map(|text| url("auth.jwks_url", text)).transpose()?;
         let hook_url = hook_url.map(|text| url("auth.hook_url", text)).transpose()?;
         let is_plain = [&keys_url, &hook_url].into_iter().flatten().all(|url| url.scheme() == "http");
-        let client = client(is_plain)?;
+        let client = http::client(is_plain).map_err(|error| KeyError::Client { error })?;
         let (jobs, asked) = mpsc::channel(limits.waiting_max.max(1));
         let has_hook = hook_url.is_some();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -182,22 +179,6 @@ impl Remote {
             mpsc::error::TrySendError::Full(job) | mpsc::error::TrySendError::Closed(job) => job,
         })
     }
-}
-
-fn client(is_plain: bool) -> Result<Client, KeyError> {
-    let builder = || {
-        Client::builder()
-            .user_agent(concat!("bowline/", env!("CARGO_PKG_VERSION")))
-            // A token goes to the address that was configured and to no other.
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-    };
-    let built = match builder().build() {
-        // A machine without root certificates can still ask over plain HTTP.
-        Err(_) if is_plain => builder().tls_certs_only([]).build(),
-        built => built,
-    };
-    built.map_err(|error| KeyError::Client { error: chain(&error) })
 }
 
 /// What the thread works with.
@@ -295,11 +276,11 @@ impl Work {
 
     async fn fetch_keys(&self, url: &Url) -> Result<Vec<Key>, String> {
         let fetch = async {
-            let response = self.client.get(url.clone()).send().await.map_err(|error| chain(&error))?;
+            let response = self.client.get(url.clone()).send().await.map_err(|error| http::chain(&error))?;
             if response.status() != StatusCode::OK {
                 return Err(format!("it answered {}", response.status()));
             }
-            let bytes = read(response, KEYS_BYTES_MAX).await?;
+            let bytes = http::read(response, KEYS_BYTES_MAX).await.map_err(|error| error.to_string())?;
             let keys = keys::of_set(&bytes)?;
             if keys.is_empty() {
                 Err("it holds no key for RS256, ES256 or EdDSA".to_owned())
@@ -338,7 +319,7 @@ impl Work {
     async fn hook_verdict(&self, body: Vec<u8>, now: Millis) -> Result<Result<Identity, Fault>, String> {
         let url = self.hook_url.clone().ok_or("it is not configured")?;
         let request = self.client.post(url).header("content-type", "application/json").body(body);
-        let response = request.send().await.map_err(|error| chain(&error))?;
+        let response = request.send().await.map_err(|error| http::chain(&error))?;
         match response.status() {
             status if status.is_success() => {}
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -346,7 +327,7 @@ impl Work {
             }
             status => return Err(format!("it answered {status}")),
         }
-        let bytes = read(response, ANSWER_BYTES_MAX).await?;
+        let bytes = http::read(response, ANSWER_BYTES_MAX).await.map_err(|error| error.to_string())?;
         hook_identity(&bytes, now)
     }
 }
@@ -369,7 +350,7 @@ struct HookAnswer {
 
 fn hook_identity(bytes: &[u8], now: Millis) -> Result<Result<Identity, Fault>, String> {
     let answer: HookAnswer =
-        serde_json::from_slice(bytes).map_err(|error| format!("its answer cannot be read: {error}"))?;
+        json::object(bytes).map_err(|error| format!("its answer cannot be read: {error}"))?;
     let Some(user) = answer.user_id else { return Ok(Err(Fault::NoSubject)) };
     let user = UserId::parse(&user).map_err(|error| format!("its answer's user_id: {error}"))?;
     let class = answer
@@ -396,29 +377,6 @@ fn hook_identity(bytes: &[u8], now: Millis) -> Result<Result<Identity, Fault>, S
     }))
 }
 
-async fn read(mut response: reqwest::Response, bytes_max: usize) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    while let Some(part) = response.chunk().await.map_err(|error| chain(&error))? {
-        if bytes.len() + part.len() > bytes_max {
-            return Err(format!("its answer is longer than {bytes_max} bytes"));
-        }
-        bytes.extend_from_slice(&part);
-    }
-    Ok(bytes)
-}
-
 pub(crate) fn busy() -> Fault {
     Fault::Unavailable("too many tokens wait to be judged; try again".into())
-}
-
-/// An error with its causes: the client's own texts leave out why.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

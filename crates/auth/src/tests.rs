@@ -145,7 +145,7 @@ fn what_is_no_token_of_ours_is_refused_with_the_reason() {
         (with_header(r#"{"alg":"None"}"#), "algorithm \"None\""),
         (with_header(r#"{"alg":"unsupported"}"#), "algorithm \"unsupported\""),
         (with_header(r#"{"typ":"JWT"}"#), "header is not as it should be"),
-        (with_header(r#"["HS256"]"#), "header is no JSON object"),
+        (with_header(r#"["HS256"]"#), "no JSON object"),
         (with_header(r#"{"alg":"HS256","crit":["exp"]}"#), "crit"),
         (format!("!.{}", good.split_once('.').unwrap().1), "header is not Base64"),
     ];

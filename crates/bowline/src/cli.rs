@@ -2,7 +2,7 @@
 
 use crate::{
     admin, bench, chat, check,
-    config::{self, Config, Note, Settings, Sources, text},
+    config::{self, Note, Settings, Sources, text},
     data::DataDir,
     doctor, drain, errors, metrics, serve,
     token::{self, Tokens},
@@ -264,7 +264,7 @@ struct CheckArgs {
     /// With --url, the address of its API, where the ledger is looked at as well
     #[arg(long, value_name = "URL", requires = "url")]
     api_url: Option<String>,
-    /// Key of that API
+    /// Key of that API [default: that of the configuration, or the one in the data directory]
     #[arg(long, value_name = "K", env = "BOWLINE_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
     #[command(flatten)]
@@ -482,7 +482,11 @@ fn run_bench(args: BenchArgs) -> Result<(), Failure> {
             })?
         }
     };
-    print(&if args.json { format!("{:#}\n", report.json()) } else { report.table() })
+    print(&if args.json { format!("{:#}\n", report.json()) } else { report.table() })?;
+    match report.failure() {
+        Some(why) => Err(Failure::Failed(anyhow!("{why}"))),
+        None => Ok(()),
+    }
 }
 
 fn run_check(args: CheckArgs) -> Result<(), Failure> {
@@ -594,10 +598,11 @@ impl CheckArgs {
                 tokens(first_ws.or(self.url.first()), self.ca.clone(), &self.config)?
             }
         };
-        let ledger = self.api_url.as_ref().map(|url| check::LedgerSource {
-            url: format!("{}/metrics", url.trim_end_matches('/')),
-            key: self.api_key.clone(),
+        let ledger = self.api_url.as_ref().map(|url| -> Result<_, Failure> {
+            let url = format!("{}/metrics", url.trim_end_matches('/'));
+            Ok(check::LedgerSource { url, key: api_key(self.api_key.as_ref(), &self.config)? })
         });
+        let ledger = ledger.transpose()?;
         Ok((check::At::Urls { urls: self.url.clone(), ledger }, tokens))
     }
 
@@ -688,22 +693,24 @@ impl ApiArgs {
     /// What is not said on the command line comes from the configuration and the data directory, so that nothing
     /// need be said on the machine of the server.
     fn target(&self) -> Result<admin::Target, Failure> {
-        let config = |args: &ConfigArgs| -> Result<Config, config::Error> {
-            Ok(args.settings(&ServeFlags::default())?.config()?.0)
-        };
         let url = match &self.api_url {
             Some(url) => url.clone(),
-            None => format!("http://{}", config(&self.config)?.api.listen),
-        };
-        let key = match &self.api_key {
-            Some(key) => Some(key.clone()),
             None => {
-                let config = config(&self.config)?;
-                config.api.key.or_else(|| DataDir::peek(&config.node.data, DataDir::API_KEY))
+                format!("http://{}", self.config.settings(&ServeFlags::default())?.config()?.0.api.listen)
             }
         };
+        let key = api_key(self.api_key.as_ref(), &self.config)?;
         admin::Target::parse(&url, key).map_err(Failure::Usage)
     }
+}
+
+/// The key of an API: the one that was given, that of the configuration, or the one in the data directory.
+fn api_key(given: Option<&String>, config: &ConfigArgs) -> Result<Option<String>, Failure> {
+    if given.is_some() {
+        return Ok(given.cloned());
+    }
+    let (config, _) = config.settings(&ServeFlags::default())?.config()?;
+    Ok(config.api.key.or_else(|| DataDir::peek(&config.node.data, DataDir::API_KEY)))
 }
 
 /// `90s`, `15m`, `1h`, `7d`, `500ms`; a bare number is seconds.

@@ -35,6 +35,19 @@ impl DataDir {
         Ok(Self { path: path.to_owned() })
     }
 
+    /// Opens a directory that is there: whoever only needs its keys makes none, or a slip of the pen would be one.
+    pub fn existing(path: &Path) -> Result<Self, Failure> {
+        if path.is_dir() {
+            return Ok(Self { path: path.to_owned() });
+        }
+        Err(Failure::Usage(anyhow!(
+            "there is no data directory {} (node.data, --data); name that of the server, or start one there first: bowline \
+             serve --data {}",
+            path.display(),
+            path.display()
+        )))
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

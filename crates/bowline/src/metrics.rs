@@ -136,6 +136,11 @@ impl Snapshot {
             gateway.accept_failures_total,
         )?;
         out.counter(
+            "bowline_gateway_turned_away",
+            "Connections closed at once because there was no place for them",
+            gateway.turned_away_total,
+        )?;
+        out.counter(
             "bowline_gateway_http_connections",
             "Connections handed to the HTTP server",
             gateway.handed_to_http_total,

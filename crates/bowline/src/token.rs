@@ -55,7 +55,7 @@ impl Signer {
                 Err(Failure::Usage(anyhow!("{}; Bowline cannot sign tokens then", cannot_sign(&config.auth))))
             }
             (None, false) => {
-                let secret = DataDir::open(&config.node.data)?.secret(DataDir::TOKEN_SECRET)?;
+                let secret = DataDir::existing(&config.node.data)?.secret(DataDir::TOKEN_SECRET)?;
                 Ok(Self::new(&secret, config))
             }
         }

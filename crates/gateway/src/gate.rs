@@ -1,4 +1,8 @@
 //! The handshake gate: who may open a session now, judged before any token.
+//!
+//! Every connection of a client has a [`Place`] from the moment it is accepted, so that those which never say who
+//! they are count like all others. Sessions and what may become one have seats. Whoever finds none stands while it is
+//! told so, and so do requests for the HTTP server, which have no part in the number of sessions.
 
 use bowline_protocol::{CloseCode, ErrorCode, ws::handshake::Refused};
 use bowline_session::{Refusal, rules::RETRY_AFTER_MS};
@@ -6,13 +10,15 @@ use std::{
     collections::HashMap,
     net::IpAddr,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 /// Bursts of one second are allowed.
 const BURST_US: u64 = 1_000_000;
+/// Standing places of one address, where `connections_per_address` is lower: what a browser opens for a page.
+const STANDING_PER_ADDRESS_MIN: u32 = 8;
 
 /// Why a client is turned away for now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +41,7 @@ impl Turned {
             ),
             Self::Overloaded => (503, ErrorCode::Overloaded, "this node is overloaded", RETRY_AFTER_MS),
             Self::Full => {
-                (503, ErrorCode::Overloaded, "this node holds as many sessions as it may", RETRY_AFTER_MS)
+                (503, ErrorCode::Overloaded, "this node holds as many connections as it may", RETRY_AFTER_MS)
             }
             Self::TooMany { retry_after_ms } => {
                 (429, ErrorCode::RateLimited, "too many handshakes per second", retry_after_ms)
@@ -66,58 +72,84 @@ impl Turned {
     }
 }
 
+/// What a connection occupies from the moment it is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It is a session, or may become one.
+    Seat,
+    /// It found no seat and is to be told so, was refused, or is a request for the HTTP server.
+    Standing,
+}
+
+/// Places of one kind.
+struct Places {
+    taken: AtomicUsize,
+    most: usize,
+}
+
+impl Places {
+    fn new(most: usize) -> Self {
+        Self { taken: AtomicUsize::new(0), most }
+    }
+
+    fn take(&self) -> bool {
+        let is_free = self.taken.fetch_add(1, Ordering::Relaxed) < self.most;
+        if !is_free {
+            self.give_back();
+        }
+        is_free
+    }
+
+    fn give_back(&self) {
+        self.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// How many connections the gate lets in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    pub handshakes_per_second: u32,
+    pub seats: usize,
+    pub standing: usize,
+    /// Connections with one address; 0 is no limit.
+    pub per_address: u32,
+}
+
 pub struct Gate {
     handshakes_per_second: u32,
-    sessions_max: usize,
-    per_address_max: u32,
-    sessions: AtomicUsize,
+    per_address: u32,
+    seats: Places,
+    standing: Places,
     /// When the handshakes so far are paid for, in microseconds.
     paid_until_us: AtomicU64,
-    addresses: Mutex<HashMap<IpAddr, u32>>,
+    /// Places of an address, by kind.
+    addresses: Mutex<HashMap<IpAddr, [u32; 2]>>,
 }
 
 impl Gate {
-    pub fn new(handshakes_per_second: u32, sessions_max: usize, per_address_max: u32) -> Self {
+    pub fn new(bounds: Bounds) -> Self {
         Self {
-            handshakes_per_second,
-            sessions_max,
-            per_address_max,
-            sessions: AtomicUsize::new(0),
+            handshakes_per_second: bounds.handshakes_per_second,
+            per_address: bounds.per_address,
+            seats: Places::new(bounds.seats),
+            standing: Places::new(bounds.standing),
             paid_until_us: AtomicU64::new(0),
             addresses: Mutex::new(HashMap::new()),
         }
     }
 
-    pub fn counts_addresses(&self) -> bool {
-        self.per_address_max > 0
+    /// A place for a connection that was accepted: a seat, or where there is none a standing place, in which it is
+    /// told so. `None` when there is neither: nothing is left but to close it.
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Option<Place> {
+        let address = (self.per_address > 0).then(|| Box::new(address));
+        let kind = [Kind::Seat, Kind::Standing]
+            .into_iter()
+            .find(|kind| self.take(*kind, address.as_deref().copied()).is_ok())?;
+        Some(Place { gate: self.clone(), address, kind })
     }
 
-    /// Takes a seat, which [`Self::leave`] gives back. Full comes before too many.
-    pub fn enter(&self, address: Option<IpAddr>, now_us: u64) -> Result<(), Turned> {
-        if self.sessions.fetch_add(1, Ordering::Relaxed) >= self.sessions_max {
-            self.sessions.fetch_sub(1, Ordering::Relaxed);
-            return Err(Turned::Full);
-        }
-        let entered = self.pay(now_us).and_then(|()| self.count_address(address));
-        if entered.is_err() {
-            self.sessions.fetch_sub(1, Ordering::Relaxed);
-        }
-        entered
-    }
-
-    pub fn leave(&self, address: Option<IpAddr>) {
-        self.sessions.fetch_sub(1, Ordering::Relaxed);
-        let Some(address) = address.filter(|_| self.counts_addresses()) else { return };
-        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = addresses.get_mut(&address) {
-            *count -= 1;
-            if *count == 0 {
-                addresses.remove(&address);
-            }
-        }
-    }
-
-    fn pay(&self, now_us: u64) -> Result<(), Turned> {
+    /// Pays for one handshake.
+    pub fn pay(&self, now_us: u64) -> Result<(), Turned> {
         if self.handshakes_per_second == 0 {
             return Ok(());
         }
@@ -135,55 +167,140 @@ impl Gate {
             })
     }
 
-    fn count_address(&self, address: Option<IpAddr>) -> Result<(), Turned> {
-        let Some(address) = address.filter(|_| self.counts_addresses()) else { return Ok(()) };
-        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = addresses.entry(address).or_insert(0);
-        if *count >= self.per_address_max {
-            return Err(Turned::TooManyFromAddress);
+    fn places(&self, kind: Kind) -> &Places {
+        match kind {
+            Kind::Seat => &self.seats,
+            Kind::Standing => &self.standing,
         }
-        *count += 1;
+    }
+
+    fn take(&self, kind: Kind, address: Option<IpAddr>) -> Result<(), Turned> {
+        if !self.places(kind).take() {
+            return Err(Turned::Full);
+        }
+        let Some(address) = address else { return Ok(()) };
+        let most = match kind {
+            Kind::Seat => self.per_address,
+            Kind::Standing => self.per_address.max(STANDING_PER_ADDRESS_MIN),
+        };
+        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = &mut addresses.entry(address).or_default()[kind as usize];
+        if *count < most {
+            *count += 1;
+            return Ok(());
+        }
+        drop(addresses);
+        self.places(kind).give_back();
+        Err(Turned::TooManyFromAddress)
+    }
+
+    fn give_back(&self, kind: Kind, address: Option<IpAddr>) {
+        self.places(kind).give_back();
+        let Some(address) = address else { return };
+        let mut addresses = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counts) = addresses.get_mut(&address) {
+            counts[kind as usize] -= 1;
+            if *counts == [0, 0] {
+                addresses.remove(&address);
+            }
+        }
+    }
+}
+
+/// The place of one connection, given back when it is dropped, wherever the connection has got to by then.
+pub struct Place {
+    gate: Arc<Gate>,
+    /// Kept where connections are counted by address. Boxed, as most are not.
+    address: Option<Box<IpAddr>>,
+    kind: Kind,
+}
+
+impl Place {
+    /// Takes a seat, unless the connection has one.
+    pub fn sit(&mut self) -> Result<(), Turned> {
+        self.change(Kind::Seat)
+    }
+
+    /// Leaves the seat to others and stands.
+    pub fn stand(&mut self) -> Result<(), Turned> {
+        self.change(Kind::Standing)
+    }
+
+    fn change(&mut self, kind: Kind) -> Result<(), Turned> {
+        if self.kind == kind {
+            return Ok(());
+        }
+        let address = self.address.as_deref().copied();
+        self.gate.take(kind, address)?;
+        self.gate.give_back(self.kind, address);
+        self.kind = kind;
         Ok(())
     }
 }
 
-/// How many sessions the limit on open files allows.
-pub fn sessions_by_file_limit() -> usize {
-    /// For listeners, the store, the API and what the program opens besides.
-    const MARGIN: usize = 256;
-    #[cfg(unix)]
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    #[cfg(not(unix))]
-    let limit = None;
-    limit.map_or(usize::MAX, |files| (files as usize).saturating_sub(MARGIN).max(64))
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.give_back(self.kind, self.address.as_deref().copied());
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn handshakes_per_second_with_bursts_of_one_second() {
-        let gate = Gate::new(10, 1000, 0);
-        let mut passed = 0;
-        for n in 0..30 {
-            passed += usize::from(gate.enter(None, 5_000_000 + n).is_ok());
-        }
-        assert_eq!(passed, 10);
-        assert_eq!(gate.enter(None, 5_000_100), Err(Turned::TooMany { retry_after_ms: 100 }));
-        assert_eq!(gate.enter(None, 5_100_100), Ok(()));
-        assert!(gate.enter(None, 5_100_100).is_err());
+    fn gate(handshakes_per_second: u32, seats: usize, standing: usize, per_address: u32) -> Arc<Gate> {
+        Arc::new(Gate::new(Bounds { handshakes_per_second, seats, standing, per_address }))
+    }
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::from([127, 0, 0, last])
     }
 
     #[test]
-    fn seats_and_addresses_are_given_back() {
-        let gate = Gate::new(0, 2, 1);
-        let (one, other) = (Some(IpAddr::from([127, 0, 0, 1])), Some(IpAddr::from([127, 0, 0, 2])));
-        assert_eq!(gate.enter(one, 0), Ok(()));
-        assert_eq!(gate.enter(one, 0), Err(Turned::TooManyFromAddress));
-        assert_eq!(gate.enter(other, 0), Ok(()));
-        assert_eq!(gate.enter(other, 0), Err(Turned::Full));
-        gate.leave(one);
-        assert_eq!(gate.enter(one, 0), Ok(()));
+    fn handshakes_per_second_with_bursts_of_one_second() {
+        let gate = gate(10, 1000, 0, 0);
+        let mut passed = 0;
+        for n in 0..30 {
+            passed += usize::from(gate.pay(5_000_000 + n).is_ok());
+        }
+        assert_eq!(passed, 10);
+        assert_eq!(gate.pay(5_000_100), Err(Turned::TooMany { retry_after_ms: 100 }));
+        assert_eq!(gate.pay(5_100_100), Ok(()));
+        assert!(gate.pay(5_100_100).is_err());
+    }
+
+    #[test]
+    fn whoever_is_accepted_counts_until_it_is_gone() {
+        let gate = gate(0, 2, 2, 0);
+        let mut places: Vec<Place> = (0..4).map(|_| gate.admit(address(1)).unwrap()).collect();
+        let kinds: Vec<Kind> = places.iter().map(|place| place.kind).collect();
+        assert_eq!(kinds, [Kind::Seat, Kind::Seat, Kind::Standing, Kind::Standing]);
+        assert!(gate.admit(address(2)).is_none());
+        assert_eq!(places[2].sit(), Err(Turned::Full));
+        assert_eq!(places[0].stand(), Err(Turned::Full));
+        drop(places.remove(0));
+        assert_eq!(places[1].sit(), Ok(()));
+        assert_eq!(places[1].sit(), Ok(()), "it has one");
+        // A place to stand is free again.
+        assert_eq!(gate.admit(address(2)).unwrap().kind, Kind::Standing);
+        drop(places);
+        assert_eq!([&gate.seats, &gate.standing].map(|p| p.taken.load(Ordering::Relaxed)), [0, 0]);
+    }
+
+    #[test]
+    fn one_address_takes_no_more_than_its_share_and_leaves_nothing_behind() {
+        let gate = gate(0, 1000, 1000, 3);
+        let mut places = Vec::new();
+        while let Some(place) = gate.admit(address(1)) {
+            places.push(place);
+        }
+        let seats = places.iter().filter(|place| place.kind == Kind::Seat).count();
+        assert_eq!((seats, places.len()), (3, 3 + STANDING_PER_ADDRESS_MIN as usize));
+        assert_eq!(places[5].sit(), Err(Turned::TooManyFromAddress));
+        assert_eq!(gate.admit(address(2)).unwrap().kind, Kind::Seat);
+        drop(places.remove(0));
+        assert_eq!(places[5].sit(), Ok(()));
+        drop(places);
+        assert!(gate.addresses.lock().unwrap().is_empty());
     }
 }

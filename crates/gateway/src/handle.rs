@@ -2,7 +2,8 @@
 
 use crate::{
     Config, Error, WORKERS_MAX,
-    gate::{Gate, sessions_by_file_limit},
+    files::Files,
+    gate::{Bounds, Gate},
     handshakes::Handshakes,
     judge::Judge,
     listen,
@@ -10,6 +11,7 @@ use crate::{
     shard::{
         Shard, id,
         mail::{Door, Mail},
+        socket::Socket,
     },
     shared::{Drain, Http, RoomJudge, Shared},
 };
@@ -124,14 +126,20 @@ impl Bound {
                 }))
             })
             .collect();
-        let sessions_max = match config.max_connections {
-            0 => sessions_by_file_limit(),
+        let files = Files::of_process();
+        let seats = match config.max_connections {
+            0 => files.seats(),
             sessions => sessions,
         };
-        let gate = Gate::new(config.handshakes_per_second, sessions_max, config.connections_per_address);
+        let gate = Gate::new(Bounds {
+            handshakes_per_second: config.handshakes_per_second,
+            seats,
+            standing: files.standing(),
+            per_address: config.connections_per_address,
+        });
         let handshakes = acceptor.map(|acceptor| Handshakes::start(acceptor, &mailboxes));
         let handshakes = handshakes.transpose().map_err(Error::Handshakes)?;
-        let shared = Shared::new(config, node, judge, gate, mailboxes, room_judge, handshakes);
+        let shared = Shared::new(config, node, judge, gate, files, mailboxes, room_judge, handshakes);
         let shared = Arc::new(shared);
         let mut listeners = Some((http_listener, tcp));
         let mut threads = Vec::with_capacity(workers);
@@ -332,9 +340,12 @@ impl Handle {
     /// Takes a connection back from the HTTP server that asks for an upgrade after all; `read` is the request head
     /// and what was read behind it. The stream must not be blocking.
     pub fn adopt(&self, stream: Stream, read: Bytes) {
-        let mailboxes = &self.inner.shared.mailboxes;
-        let shard = self.inner.next.fetch_add(1, Ordering::Relaxed) % mailboxes.len();
-        mailboxes[shard].push_control(Mail::Accepted { socket: stream.into(), door: Door::Http, read });
+        let shared = &self.inner.shared;
+        let Some(socket) = Socket::back(stream, &shared.gate) else {
+            return tracing::debug!("there is no place for a connection of the HTTP server; it is closed");
+        };
+        let shard = self.inner.next.fetch_add(1, Ordering::Relaxed) % shared.mailboxes.len();
+        shared.mailboxes[shard].push_control(Mail::Accepted { socket, door: Door::Http, read });
     }
 
     fn tell_all(&self, mut mail: impl FnMut() -> Mail) {

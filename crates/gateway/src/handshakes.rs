@@ -6,6 +6,7 @@
 //! place in a table, and its time is over after ten seconds.
 
 use crate::{
+    gate::Place,
     shard::{
         mail::{Door, Mail},
         socket::Socket,
@@ -67,6 +68,7 @@ impl Outcomes {
 /// A connection that was accepted, and who gets it.
 struct Fresh {
     stream: TcpStream,
+    place: Place,
     door: Door,
     shard: usize,
 }
@@ -128,13 +130,18 @@ impl Handshakes {
     }
 
     /// Takes a connection for a shard, or closes it when too many are under way.
-    pub fn begin(&self, stream: TcpStream, door: Door, shard: usize) {
+    pub fn begin(&self, stream: TcpStream, place: Place, door: Door, shard: usize) {
         if self.under_way.fetch_add(1, Ordering::Relaxed) >= UNDER_WAY_MAX {
             self.under_way.fetch_sub(1, Ordering::Relaxed);
             self.outcomes.turned_away.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        self.inboxes[shard % self.inboxes.len()].push_control(Job::Begin(Fresh { stream, door, shard }));
+        self.inboxes[shard % self.inboxes.len()].push_control(Job::Begin(Fresh {
+            stream,
+            place,
+            door,
+            shard,
+        }));
     }
 
     pub fn reload(&self) -> Result<(), bowline_tls::Error> {
@@ -165,6 +172,7 @@ impl Handshakes {
 struct Handshake {
     stream: TcpStream,
     tls: Box<Tls>,
+    place: Place,
     door: Door,
     shard: usize,
 }
@@ -206,7 +214,7 @@ impl Worker {
         }
     }
 
-    fn begin(&mut self, Fresh { stream, door, shard }: Fresh) {
+    fn begin(&mut self, Fresh { stream, place, door, shard }: Fresh) {
         let tls = match self.common.acceptor.accept(door.into()) {
             Ok(tls) => Box::new(tls),
             Err(error) => {
@@ -214,7 +222,7 @@ impl Worker {
                 return self.count(|outcomes| &outcomes.failed);
             }
         };
-        let (index, generation) = self.table.insert(Handshake { stream, tls, door, shard });
+        let (index, generation) = self.table.insert(Handshake { stream, tls, place, door, shard });
         self.due.push_back((Instant::now() + HANDSHAKE_TIME, index, generation));
         let Some(handshake) = self.table.at(index) else { return };
         let (token, interest) = (Token(index as usize), Interest::READABLE | Interest::WRITABLE);
@@ -244,12 +252,12 @@ impl Worker {
             tracing::warn!(%error, "a connection cannot be handed to its shard and is dropped");
             return self.count(|outcomes| &outcomes.failed);
         }
-        let Handshake { stream, tls, door, shard } = handshake;
+        let Handshake { stream, tls, place, door, shard } = handshake;
         if tls.is_resumed() {
             self.common.outcomes.resumed.fetch_add(1, Ordering::Relaxed);
         }
         self.count(|outcomes| &outcomes.done);
-        let socket = Socket::new(stream, Some(tls));
+        let socket = Socket::new(stream, Some(tls), place);
         self.shards[shard].push_control(Mail::Accepted { socket, door, read: Default::default() });
     }
 

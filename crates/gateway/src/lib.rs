@@ -9,6 +9,7 @@
 //! all. The price is one mailbox message for a connection of another shard.
 
 mod config;
+mod files;
 mod gate;
 mod handle;
 mod handshakes;
@@ -25,7 +26,8 @@ mod wire;
 pub use bowline_rooms::{Limits as RoomLimits, Post as RoomPost, Refused as RoomRefused};
 pub use bowline_session::RoomJoin;
 pub use config::Config;
-pub use gate::{Gate, Turned, sessions_by_file_limit};
+pub use files::Files;
+pub use gate::{Bounds, Gate, Turned};
 pub use handle::{
     Addresses, Bound, DrainStatus, Gateway, Handle, SessionKey, State, Status, TransportStatus,
 };

@@ -46,6 +46,7 @@ pub(crate) enum Count {
     SlowFramesDropped,
     IdentityMismatches,
     AcceptFailures,
+    TurnedAway,
     HandedToHttp,
     NotHere,
     RoomDeliveries,
@@ -116,6 +117,8 @@ pub struct Metrics {
     pub slow_frames_dropped_total: u64,
     pub identity_mismatch_total: u64,
     pub accept_failures_total: u64,
+    /// Connections that were closed when they were accepted, because there was no place for them.
+    pub turned_away_total: u64,
     /// Connections handed to the HTTP server.
     pub handed_to_http_total: u64,
     /// Events of the router for connections that are gone, or before their turn.
@@ -160,6 +163,7 @@ impl Metrics {
             slow_frames_dropped_total: count(Count::SlowFramesDropped),
             identity_mismatch_total: count(Count::IdentityMismatches),
             accept_failures_total: count(Count::AcceptFailures),
+            turned_away_total: count(Count::TurnedAway),
             handed_to_http_total: count(Count::HandedToHttp),
             not_here_total: count(Count::NotHere),
             rooms_deliveries_total: count(Count::RoomDeliveries),

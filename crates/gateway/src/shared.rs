@@ -1,8 +1,8 @@
 //! What the shards of one gateway share.
 
 use crate::{
-    config::Config, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters, registry::Registry,
-    shard::mail::Mail,
+    config::Config, files::Files, gate::Gate, handshakes::Handshakes, judge::Judge, metrics::Counters,
+    registry::Registry, shard::mail::Mail,
 };
 use bowline_links::mailbox::Mailbox;
 use bowline_protocol::{DeviceId, UserId, ids::RoomName, link::NodeRef};
@@ -51,7 +51,8 @@ pub struct Shared {
     pub rules: Rules,
     pub node: Arc<NodeRef>,
     pub judge: Judge,
-    pub gate: Gate,
+    pub gate: Arc<Gate>,
+    pub files: Files,
     pub registry: Registry,
     pub rooms: Rooms,
     pub room_judge: Option<RoomJudge>,
@@ -71,11 +72,13 @@ pub struct Shared {
 }
 
 impl Shared {
+    #[allow(clippy::too_many_arguments)]
     pub fn new(
         config: Config,
         node: Arc<NodeRef>,
         judge: Judge,
         gate: Gate,
+        files: Files,
         mailboxes: Box<[Arc<Mailbox<Mail>>]>,
         room_judge: Option<RoomJudge>,
         handshakes: Option<Arc<Handshakes>>,
@@ -86,7 +89,8 @@ impl Shared {
             config,
             node,
             judge,
-            gate,
+            gate: Arc::new(gate),
+            files,
             registry: Registry::default(),
             room_judge,
             clock: Clock::new(),
@@ -141,9 +145,9 @@ impl Carrier for Shared {
     }
 
     /// Past the capacity, which was looked at before: a shard that waits for another may be waited for by that one.
-    fn carry(&self, shard: usize, room: &Arc<Room>, message: &Message) {
-        let mail = Mail::Room { room: room.clone(), message: message.clone() };
-        self.mailboxes[shard].push_control(mail);
+    fn carry(&self, shard: usize, room: &Arc<Room>, messages: &[Message]) {
+        let mail = |message: &Message| Mail::Room { room: room.clone(), message: message.clone() };
+        self.mailboxes[shard].push_together(messages.iter().map(mail));
     }
 }
 

@@ -1,9 +1,10 @@
 //! One address of the application that is asked and waited for.
 
 use crate::{
-    Secret,
+    Secret, http,
     limits::{ANSWER_BYTES_MAX, IN_FLIGHT_MAX, TIMEOUT, WAITING_MAX},
 };
+use bowline_protocol::json;
 use reqwest::{Client, Url};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::Semaphore;
@@ -39,25 +40,10 @@ pub struct Asker {
 
 impl Asker {
     pub fn new(url: &str, secret: Secret) -> Result<Self, Error> {
-        let parsed = Url::parse(url)
-            .ok()
-            .filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host())
-            .ok_or_else(|| Error::Url(url.to_owned()))?;
-        let builder = || {
-            Client::builder()
-                .user_agent(concat!("bowline/", env!("CARGO_PKG_VERSION")))
-                // A question goes to the address that was configured and to no other.
-                .redirect(reqwest::redirect::Policy::none())
-                .no_proxy()
-        };
-        let built = match builder().build() {
-            // A machine without root certificates can still ask over plain HTTP.
-            Err(_) if parsed.scheme() == "http" => builder().tls_certs_only([]).build(),
-            built => built,
-        };
+        let url = http::address(url).ok_or_else(|| Error::Url(url.to_owned()))?;
         Ok(Self {
-            client: built.map_err(|error| Error::Client(error.to_string()))?,
-            url: parsed,
+            client: http::client(url.scheme() == "http").map_err(Error::Client)?,
+            url,
             secret,
             waiting: Semaphore::new(WAITING_MAX),
             in_flight: Semaphore::new(IN_FLIGHT_MAX),
@@ -78,11 +64,10 @@ impl Asker {
             self.exchange(id, now_s, body).await
         };
         let answer = tokio::time::timeout(TIMEOUT, asking).await.unwrap_or(Err(Error::Timeout))?;
-        serde_json::from_slice(&answer).map_err(|error| Error::Answer(error.to_string()))
+        json::object(&answer).map_err(|error| Error::Answer(error.to_string()))
     }
 
     async fn exchange(&self, id: &str, now_s: u64, body: Vec<u8>) -> Result<Vec<u8>, Error> {
-        let failed = |error: reqwest::Error| Error::Request(chain(&error));
         let request = self
             .client
             .post(self.url.clone())
@@ -91,29 +76,13 @@ impl Asker {
             .header("webhook-timestamp", now_s)
             .header("webhook-signature", self.secret.sign(id, now_s, &body))
             .body(body);
-        let mut response = request.send().await.map_err(failed)?;
+        let response = request.send().await.map_err(|error| Error::Request(http::chain(&error)))?;
         if !response.status().is_success() {
             return Err(Error::Status(response.status().as_u16()));
         }
-        let mut bytes = Vec::new();
-        while let Some(part) = response.chunk().await.map_err(failed)? {
-            if bytes.len() + part.len() > ANSWER_BYTES_MAX {
-                return Err(Error::Long);
-            }
-            bytes.extend_from_slice(&part);
-        }
-        Ok(bytes)
+        http::read(response, ANSWER_BYTES_MAX).await.map_err(|error| match error {
+            http::ReadError::Long(_) => Error::Long,
+            http::ReadError::Broken(cause) => Error::Request(cause),
+        })
     }
-}
-
-/// An error with its causes: the client's own texts leave out why.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

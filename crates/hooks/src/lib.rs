@@ -1,7 +1,8 @@
-//! Questions to the application, signed as Standard Webhooks 1.0 says
+//! Questions to the application over [`http`], signed as Standard Webhooks 1.0 says
 //! (<https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md>).
 
 mod asker;
+pub mod http;
 mod secret;
 
 pub use asker::{Asker, Error};

@@ -64,11 +64,17 @@ impl<T> Mailbox<T> {
 
     /// Adds one item whatever the depth; for what is rare and must not wait, such as control messages.
     pub fn push_control(&self, item: T) {
+        self.push_together([item]);
+    }
+
+    /// The same for several, which whoever empties the queue finds there together.
+    pub fn push_together(&self, items: impl IntoIterator<Item = T>) {
         let mut queue = self.lock();
         let was_empty = queue.is_empty();
-        queue.push(item);
+        queue.extend(items);
+        let is_filled = was_empty && !queue.is_empty();
         drop(queue);
-        if was_empty {
+        if is_filled {
             (self.wake)();
         }
     }

@@ -6,11 +6,12 @@
 use crate::{
     error::{CloseCode, ErrorCode},
     ids::{ConversationId, DeviceClass, DeviceId, GroupId, MessageId, Millis, RoomName, Seq, UserId},
+    json::{self, Object},
     link::{Send, SendTarget},
 };
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
-use serde_json::value::RawValue;
+use serde_json::{Map, Value, value::RawValue};
 use std::sync::Arc;
 
 /// The longest `data` of a ping, in bytes.
@@ -371,13 +372,9 @@ impl<'a> Fields<'a> {
     fn parse(text: &'a [u8]) -> Result<Self, DecodeError> {
         let unparsable =
             |message: String| DecodeError { code: ErrorCode::Malformed, message, id: None, unparsable: true };
-        // The derived code would take an array for the fields in their order.
-        if text.iter().find(|b| !b.is_ascii_whitespace()) != Some(&b'{') {
-            return Err(unparsable("the frame is no JSON object".into()));
-        }
-        serde_json::from_slice(text).map_err(|error| {
+        json::object(text).map_err(|error| {
             // An object all the same when, for instance, a field stands in it twice.
-            match serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(text) {
+            match serde_json::from_slice::<Map<String, Value>>(text) {
                 Ok(object) => DecodeError {
                     code: ErrorCode::Malformed,
                     message: format!("the frame cannot be taken: {error}"),
@@ -435,7 +432,7 @@ impl<'a> Fields<'a> {
             "room.join" => ClientFrame::Room(RoomRequest::Join {
                 id: id()?,
                 room: need("room", self.room)?,
-                since: optional::<Option<Since>>("since", self.since)?.flatten(),
+                since: optional::<Option<Object<Since>>>("since", self.since)?.flatten().map(|since| since.0),
                 batch: optional("batch", self.batch)?.unwrap_or(false),
             }),
             "room.leave" => {
@@ -505,7 +502,7 @@ impl<'a> Fields<'a> {
                 id: id()?,
                 conversation: conversation()?,
                 user: need("user", self.user)?,
-                role: need("role", self.role)?,
+                role: need::<String>("role", self.role).and_then(|text| role(&text))?,
             },
             "group.rename" => ClientFrame::GroupRename {
                 id: id()?,
@@ -593,6 +590,15 @@ fn bounded(name: &str, text: Option<&str>, max: usize) -> Result<(), Fault> {
 fn device_class(text: &str) -> Result<DeviceClass, Fault> {
     DeviceClass::parse(text)
         .ok_or_else(|| fault(format!("device_class {text:?} is none of web, ios, android, desktop, iot")))
+}
+
+fn role(text: &str) -> Result<Role, Fault> {
+    match text {
+        "owner" => Ok(Role::Owner),
+        "admin" => Ok(Role::Admin),
+        "member" => Ok(Role::Member),
+        _ => Err(fault(format!("role {text:?} is none of owner, admin, member"))),
+    }
 }
 
 fn need<T: DeserializeOwned>(name: &str, raw: Raw<'_>) -> Result<T, Fault> {
@@ -757,6 +763,11 @@ pub fn encode_push(
     if redelivered {
         json.extend_from_slice(b",\"redelivered\":true");
     }
+    with_body(json, body)
+}
+
+/// Ends a frame, of which everything is written but the body and the last brace, with a body as it came.
+pub fn with_body(mut json: Vec<u8>, body: &Body) -> Frame {
     let body = match body {
         Body::Json(raw) => {
             json.extend_from_slice(b",\"body\":");
@@ -826,6 +837,15 @@ mod tests {
             (r#"{"type":"room.join","id":"j","room":"r","since":null}"#, Ok("room.join")),
             (
                 r#"{"type":"room.join","id":"j","room":"r","since":{"epoch":"e"}}"#,
+                Err((Malformed, id("j"), false)),
+            ),
+            (r#"{"type":"room.join","id":"j","room":"r","since":["e",4]}"#, Err((Malformed, id("j"), false))),
+            (
+                r#"{"type":"group.role","id":"j","conversation_id":"g:x","user":"u","role":"admin"}"#,
+                Ok("group.role"),
+            ),
+            (
+                r#"{"type":"group.role","id":"j","conversation_id":"g:x","user":"u","role":{"admin":null}}"#,
                 Err((Malformed, id("j"), false)),
             ),
             (r#"{"type":"room.join","id":"j","room":"r","batch":1}"#, Err((Malformed, id("j"), false))),

@@ -1,12 +1,13 @@
 //! The wire: what clients and servers say to each other, and what nodes say to each other.
 //!
 //! Everything here is sans-IO. [`frame`] holds the client frames of `docs/protocol.md`, [`ws`] and [`tcp`]
-//! the two framings that carry them, [`error`] the tables of error and close codes, and [`link`] the
+//! the two framings that carry them, [`json`] how objects are read, [`error`] the tables of error and close codes, and [`link`] the
 //! messages between gateway, router and API.
 
 pub mod error;
 pub mod frame;
 pub mod ids;
+pub mod json;
 pub mod link;
 pub mod tcp;
 pub mod ws;

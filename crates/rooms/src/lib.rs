@@ -24,6 +24,8 @@ pub mod limits {
     pub const ROOMS_MAX: usize = 1_000_000;
     /// Parts of the table that are locked apart, and looked through in turn for rooms that nobody needs.
     pub const STRIPES: usize = 64;
+    /// Rooms after which one look leaves the other parts to the next.
+    pub const SWEEP_ROOMS: usize = 4_096;
 }
 
 /// What is configured.
@@ -50,8 +52,8 @@ pub enum Refused {
 pub trait Carrier {
     /// Whether a shard takes more mail now.
     fn has_space(&self, shard: usize) -> bool;
-    /// Puts a message into a shard's mailbox. Called while the room is locked: it must not wait.
-    fn carry(&self, shard: usize, room: &std::sync::Arc<Room>, message: &Message);
+    /// Puts messages into a shard's mailbox, together. Called while the room is locked: it must not wait.
+    fn carry(&self, shard: usize, room: &std::sync::Arc<Room>, messages: &[Message]);
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use bowline_protocol::{
     Frame, Millis,
-    frame::{Body, write_number, write_string},
+    frame::{Body, with_body, write_number, write_string},
 };
 
 /// What is to become a message. Without `from` it is of the application itself.
@@ -39,16 +39,7 @@ impl Message {
         }
         json.extend_from_slice(b",\"ts\":");
         write_number(&mut json, ts);
-        let body = match post.body {
-            Body::Json(raw) => {
-                json.extend_from_slice(b",\"body\":");
-                json.extend_from_slice(raw);
-                None
-            }
-            Body::Binary(bytes) => Some(bytes.clone()),
-        };
-        json.push(b'}');
-        Self { offset, ts, frame: Frame { json: json.into(), body }, fields_at: head.len() as u32 }
+        Self { offset, ts, frame: with_body(json, post.body), fields_at: head.len() as u32 }
     }
 
     /// What it is in a `room.batch`, without the opening brace; none for bytes, which travel alone.

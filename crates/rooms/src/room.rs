@@ -103,24 +103,20 @@ impl State {
         if behind { Err(Refused::Behind) } else { Ok(()) }
     }
 
-    /// Numbers a message, keeps it, and mails it to every shard with members but `own`.
-    pub fn publish(
-        &mut self,
-        room: &Arc<Room>,
-        own: Option<usize>,
-        post: Post<'_>,
-        now: Millis,
-        limits: &Limits,
-        carrier: &impl Carrier,
-    ) -> Message {
+    /// Numbers a message and keeps it.
+    pub fn publish(&mut self, room: &Room, post: Post<'_>, now: Millis, limits: &Limits) -> Message {
         let message = Message::new(&room.head, self.window.newest() + 1, self.window.ts(now), post);
         self.window.trim(now, limits);
         self.window.push(message.clone(), limits);
+        message
+    }
+
+    /// Mails what was published to every shard with members but `own`.
+    pub fn mail(&self, room: &Arc<Room>, own: Option<usize>, messages: &[Message], carrier: &impl Carrier) {
         for (shard, count) in self.members.iter().enumerate() {
             if *count > 0 && Some(shard) != own {
-                carrier.carry(shard, room, &message);
+                carrier.carry(shard, room, messages);
             }
         }
-        message
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     Carrier, Joined, Limits, Message, Post, Refused, Room,
-    limits::{ROOMS_MAX, STRIPES},
+    limits::{ROOMS_MAX, STRIPES, SWEEP_ROOMS},
     room::State,
 };
 use ahash::RandomState;
@@ -113,7 +113,8 @@ impl Rooms {
     ) -> Result<Message, Refused> {
         let mut state = room.lock();
         state.check(Some(shard), carrier)?;
-        let message = state.publish(room, Some(shard), post, now, &self.limits, carrier);
+        let message = state.publish(room, post, now, &self.limits);
+        state.mail(room, Some(shard), std::slice::from_ref(&message), carrier);
         drop(state);
         self.published.fetch_add(1, Ordering::Relaxed);
         Ok(message)
@@ -129,18 +130,31 @@ impl Rooms {
     ) -> Result<u64, Refused> {
         self.with(name, |room, state| {
             state.check(None, carrier)?;
-            for post in posts {
-                state.publish(room, None, *post, now, &self.limits, carrier);
-            }
+            let messages: Vec<Message> =
+                posts.iter().map(|post| state.publish(room, *post, now, &self.limits)).collect();
+            state.mail(room, None, &messages, carrier);
             self.published.fetch_add(posts.len() as u64, Ordering::Relaxed);
             Ok(state.window.newest())
         })
     }
 
-    /// Looks through a part of the table: drops messages that are too old, and rooms that nobody needs.
+    /// Drops messages that are too old, and rooms that nobody needs: looks through the table, or when there are many
+    /// rooms through as many parts of it as have a bounded number, going on where it was the last time.
     pub fn sweep(&self, now: Millis) {
-        let at = self.next_sweep.fetch_add(1, Ordering::Relaxed) % self.stripes.len();
+        let mut rooms = 0;
+        for _ in 0..self.stripes.len() {
+            let at = self.next_sweep.fetch_add(1, Ordering::Relaxed) % self.stripes.len();
+            rooms += self.sweep_stripe(at, now);
+            if rooms >= SWEEP_ROOMS {
+                break;
+            }
+        }
+    }
+
+    /// Looks through one part; says how many rooms it had.
+    fn sweep_stripe(&self, at: usize, now: Millis) -> usize {
         let mut stripe = self.stripes[at].lock().unwrap_or_else(PoisonError::into_inner);
+        let rooms = stripe.len();
         let mut idle = Vec::new();
         for room in stripe.values() {
             let mut state = room.lock();
@@ -152,6 +166,7 @@ impl Rooms {
         for room in idle {
             self.close_if_idle(&room, &mut stripe);
         }
+        rooms
     }
 
     fn stripe(&self, name: &RoomName) -> MutexGuard<'_, Stripe> {

@@ -17,8 +17,8 @@ impl Carrier for Boxes {
         !self.full.borrow().contains(&shard)
     }
 
-    fn carry(&self, shard: usize, _: &Arc<Room>, message: &Message) {
-        self.mail.borrow_mut().push((shard, message.offset));
+    fn carry(&self, shard: usize, _: &Arc<Room>, messages: &[Message]) {
+        self.mail.borrow_mut().extend(messages.iter().map(|message| (shard, message.offset)));
     }
 }
 
@@ -169,11 +169,33 @@ fn a_room_that_nobody_needs_goes_and_the_next_has_another_epoch() {
     let three = rooms.join(&name("r"), 0, Some(&since(&two, 0)), 99).unwrap();
     assert_eq!((three.recovered, three.missed.len()), (true, 1));
     rooms.leave(&three.room, 0, 99);
-    for _ in 0..limits::STRIPES {
-        rooms.sweep(100);
-    }
+    rooms.sweep(99);
+    assert_eq!(rooms.rooms(), 1, "its window is of use still");
+    rooms.sweep(100);
     assert_eq!(rooms.rooms(), 0);
     assert!(!rooms.join(&name("r"), 0, Some(&since(&two, 1)), 100).unwrap().recovered);
+}
+
+#[test]
+fn one_look_is_enough_for_some_rooms_and_bounded_for_many() {
+    let rooms = rooms(LIMITS);
+    let count = limits::SWEEP_ROOMS * 3;
+    for n in 0..count {
+        publish(&rooms, &format!("r{n}"), 1, 0);
+    }
+    assert_eq!(rooms.rooms(), count);
+    let mut left = count;
+    for looks in 1.. {
+        rooms.sweep(1_000);
+        let gone = left - rooms.rooms();
+        left -= gone;
+        // A part more than the bound at most, and about a 64th of all is a part.
+        assert!(gone > 0 && gone < limits::SWEEP_ROOMS + count / 16, "{gone}");
+        if left == 0 {
+            assert!(looks <= 3, "{looks}");
+            break;
+        }
+    }
 }
 
 #[test]

@@ -9,18 +9,20 @@ mod record;
 pub use acceptor::{Acceptor, Door, Error, Part};
 pub use record::{Got, Tls};
 
-use std::net::TcpStream;
+use std::{any::Any, net::TcpStream};
 
 /// A connection on its way from one owner to another.
 pub struct Stream {
     pub socket: TcpStream,
     /// Where the listener speaks TLS.
     pub tls: Option<Box<Tls>>,
+    /// What the first owner wants dropped with the connection, and back if it comes back.
+    pub attached: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl From<TcpStream> for Stream {
     fn from(socket: TcpStream) -> Self {
-        Self { socket, tls: None }
+        Self { socket, tls: None, attached: None }
     }
 }
 

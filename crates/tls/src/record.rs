@@ -411,11 +411,11 @@ fn append(
     Ok(())
 }
 
-/// After a fault rustls has at most an alert to say.
+/// After a fault rustls has at most an alert to say, behind what it had to say before.
 fn say_alert(conn: &mut UnbufferedServerConnection, records: &mut [u8], sealed: &mut Vec<u8>) {
-    if let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state {
-        let _nothing = encode(&mut data, sealed);
-    }
+    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state
+        && encode(&mut data, sealed).is_ok()
+    {}
 }
 
 fn failed() -> io::Error {

@@ -12,11 +12,25 @@ pub const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.9
 #[derive(Default)]
 pub struct Report {
     rows: Vec<(String, f64, &'static str)>,
+    failure: Option<&'static str>,
 }
 
 impl Report {
     pub fn row(&mut self, name: &str, value: f64, unit: &'static str) {
         self.rows.push((name.to_owned(), value, unit));
+    }
+
+    /// A row of which something has to be there, or nothing was measured: `why` says so then.
+    pub fn needed(&mut self, name: &str, value: f64, unit: &'static str, why: &'static str) {
+        self.row(name, value, unit);
+        if value == 0.0 {
+            self.failure.get_or_insert(why);
+        }
+    }
+
+    /// Why the figures are worth nothing.
+    pub fn failure(&self) -> Option<&'static str> {
+        self.failure
     }
 
     /// The percentiles of a histogram of microseconds.
@@ -90,9 +104,12 @@ mod tests {
     #[test]
     fn a_report_is_a_table_and_json() {
         let mut report = Report::default();
-        report.row("connections", 10.0, "");
+        report.needed("connections", 10.0, "", "nobody is there");
         report.row("memory", 812.5, "B");
         assert_eq!(report.json(), json!({"connections": 10.0, "memory_bytes": 812.5}));
         assert!(report.table().contains("812.500"), "{}", report.table());
+        assert_eq!(report.failure(), None);
+        report.needed("acknowledged", 0.0, "", "nothing was acknowledged");
+        assert_eq!(report.failure(), Some("nothing was acknowledged"));
     }
 }

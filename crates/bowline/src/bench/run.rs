@@ -113,7 +113,7 @@ impl Bench<'_> {
         let took = began.elapsed().as_secs_f64();
         let (opened, failed) = fleet.ready_and_failed();
         let mut report = Report::default();
-        report.row("connections", opened as f64, "");
+        report.needed("connections", opened as f64, "", "no connection could be opened");
         report.row("failed", failed as f64, "");
         report.row("connections_opened", opened as f64 / took, "1/s");
         report.latencies("connect", &fleet.connect.histogram("connect"));
@@ -125,8 +125,10 @@ impl Bench<'_> {
         }
         let at_rest = self.usage();
         let held = Instant::now();
-        let bar = seconds_bar(self.options.quiet, self.options.duration, "holding")?;
-        fleet.listen(Some(held + self.options.duration), |_| {
+        // Without any there is nothing to hold.
+        let duration = if opened > 0 { self.options.duration } else { Duration::ZERO };
+        let bar = seconds_bar(self.options.quiet, duration, "holding")?;
+        fleet.listen(Some(held + duration), |_| {
             bar.set_position(held.elapsed().as_secs());
             false
         })?;
@@ -188,9 +190,8 @@ impl Bench<'_> {
         let mut report = Report::default();
         report.row("connections", count as f64, "");
         let acknowledged = tally.get("acknowledged");
-        for name in
-            ["acknowledged", "delivered", "refused", "out_of_order", "redelivered", "unanswered", "lost"]
-        {
+        report.needed("acknowledged", acknowledged as f64, "", "no message was acknowledged");
+        for name in ["delivered", "refused", "out_of_order", "redelivered", "unanswered", "lost"] {
             report.row(name, tally.get(name) as f64, "");
         }
         report.row("acknowledged_rate", acknowledged as f64 / self.options.duration.as_secs_f64(), "1/s");
@@ -217,9 +218,9 @@ impl Bench<'_> {
         let seconds = self.options.duration.as_secs_f64();
         let (published, deliveries) = (tally.get("published"), tally.get("deliveries"));
         report.row("connections", count as f64, "");
-        report.row("published", published as f64, "");
+        report.needed("published", published as f64, "", "no message was published");
         report.row("published_rate", published as f64 / seconds, "1/s");
-        report.row("deliveries", deliveries as f64, "");
+        report.needed("deliveries", deliveries as f64, "", "no message was delivered");
         report.row("deliveries_rate", deliveries as f64 / seconds, "1/s");
         let stalled = self.options.stalled as u64;
         let expected = published * (count - stalled);
@@ -269,7 +270,7 @@ impl Bench<'_> {
         let back = tally.get("back");
         let returns = tally.histogram("return");
         report.row("connections", count as f64, "");
-        report.row("back", back as f64, "");
+        report.needed("back", back as f64, "", "no connection came back");
         report.row("not_back", (count - back) as f64, "");
         report.row("all_back", if back == count { returns.max() as f64 / 1e6 } else { f64::NAN }, "s");
         report.row("attempts", tally.get("attempts") as f64, "");

@@ -7,7 +7,7 @@
 
 use super::{Report, report, storm::Random};
 use bowline_client::backoff::{Backoff, Next};
-use bowline_gateway::Gate;
+use bowline_gateway::{Bounds, Gate};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Simulation {
@@ -79,7 +79,12 @@ impl World {
     fn new(simulation: Simulation) -> Self {
         Self {
             simulation,
-            gate: Gate::new(simulation.accept_rate, simulation.clients as usize, 0),
+            gate: Gate::new(Bounds {
+                handshakes_per_second: simulation.accept_rate,
+                seats: simulation.clients as usize,
+                standing: 0,
+                per_address: 0,
+            }),
             clients: vec![Client::default(); simulation.clients as usize],
             random: Random::new(simulation.seed),
             wheel: vec![Vec::new(); WHEEL_MS],
@@ -143,7 +148,7 @@ impl World {
             outcome.unanswered += 1;
             return self.plan(number, now_ms, None);
         }
-        match self.gate.enter(None, now_us) {
+        match self.gate.pay(now_us) {
             Ok(()) => {
                 outcome.back += 1;
                 outcome.all_back_ms = now_ms;

@@ -44,6 +44,7 @@ pub fn check(settings: &Settings, config: &Config) -> Result<Vec<Note>, Error> {
     check_advertised(settings, "node.advertise_tcp", &["tcp", "tls"])?;
     check_exposure(settings, config)?;
     check_rooms(settings, config)?;
+    check_paths(settings)?;
     config.gateway.check()?;
     if let Some(secret) = config.auth.secret.as_ref().filter(|secret| secret.len() < SECRET_BYTES_MIN) {
         notes.push(Note::ShortSecret { bytes: secret.len() });
@@ -131,6 +132,25 @@ fn check_rooms(settings: &Settings, config: &Config) -> Result<(), Error> {
         origin: setting.origin.clone(),
         takes: "\"hook\" only together with hooks.room_join_url".into(),
     })
+}
+
+/// The WebSocket and HTTP share a listener.
+fn check_paths(settings: &Settings) -> Result<(), Error> {
+    for key in ["gateway.ws_path", "gateway.echo_path"] {
+        if let (Some(path), Some(setting)) = (settings.text(key), settings.setting(key))
+            && bowline_api::public::serves(path)
+        {
+            return Err(Error::Value {
+                key: key.into(),
+                value: setting.value.to_string(),
+                origin: setting.origin.clone(),
+                takes: "a path that HTTP does not have on the same listener, such as /ws; /, /v1/messages, /v1/place and \
+                        /demo/... are taken"
+                    .into(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Without a configured key everybody who reaches a listener may be anybody.

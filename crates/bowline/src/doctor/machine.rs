@@ -2,11 +2,10 @@
 
 use super::{Finding, data::Home};
 use crate::{bench::ephemeral_ports, config::Settings};
+use bowline_gateway::Files;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
 
-/// Files that the gateway keeps for everything but sessions.
-const FILES_MARGIN: u64 = 256;
 /// A server that is to hold many clients has more.
 const SESSIONS_FEW: u64 = 10_000;
 /// The accept backlog that the gateway asks for.
@@ -24,8 +23,8 @@ pub fn examine(settings: &Settings, home: &Home) -> Vec<Finding> {
     let files = files_of(home.holder);
     let max_connections = settings.int::<u64>("gateway.max_connections");
     let sessions = match max_connections {
-        0 => files.saturating_sub(FILES_MARGIN),
-        most => most.min(files.saturating_sub(FILES_MARGIN)),
+        0 => sessions_of(files),
+        most => most.min(sessions_of(files)),
     };
     let session_bytes =
         if settings.text("gateway.tls.cert").is_some() { TLS_SESSION_BYTES } else { SESSION_BYTES };
@@ -53,6 +52,11 @@ fn files_of(holder: Option<u32>) -> u64 {
     of_holder.unwrap_or_else(|| getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX))
 }
 
+/// How many sessions a gateway takes with so many files.
+fn sessions_of(files: u64) -> u64 {
+    Files::new(usize::try_from(files).unwrap_or(usize::MAX)).seats() as u64
+}
+
 fn hard_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().nth(1)?.parse().ok()
@@ -61,7 +65,7 @@ fn hard_limit(limits: &str) -> Option<u64> {
 fn judge_files(files: u64, max_connections: u64) -> Finding {
     const CHECK: &str = "open files";
     const RAISE: &str = "raise the hard limit: LimitNOFILE=1048576 in the service's unit, or ulimit -Hn";
-    let sessions = files.saturating_sub(FILES_MARGIN);
+    let sessions = sessions_of(files);
     let found = match files {
         u64::MAX => "no limit".to_owned(),
         files => format!("a server may open {files}, which is {sessions} sessions"),
@@ -176,8 +180,8 @@ mod tests {
         let rows = [
             (judge_files(1024, 0), State::Warn),
             (judge_files(20_000, 0), State::Ok),
-            (judge_files(20_000, 19_744), State::Ok),
-            (judge_files(20_000, 19_745), State::Fail),
+            (judge_files(20_000, 19_488), State::Ok),
+            (judge_files(20_000, 19_489), State::Fail),
             (judge_files(u64::MAX, 1_000_000), State::Ok),
             (judge_memory(None, 1_000_000, SESSION_BYTES), State::Ok),
             (judge_memory(Some(50 << 20), 100, SESSION_BYTES), State::Fail),

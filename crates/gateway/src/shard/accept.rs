@@ -6,16 +6,21 @@ use super::{
     mail::{Door, Mail},
     socket::Socket,
 };
-use crate::{listen, metrics::Count, wire::Transport};
+use crate::{files::Files, gate::Place, listen, metrics::Count, wire::Transport};
 use bowline_session::Session;
 use bytes::Bytes;
-use mio::{Interest, Poll, Token, net::TcpListener};
+use mio::{
+    Interest, Poll, Token,
+    net::{TcpListener, TcpStream},
+};
 use std::io;
 
 /// Connections accepted in one turn from one listener.
 const ACCEPTS: usize = 256;
 /// How long no connection is accepted when the process is out of files.
 const OUT_OF_FILES_MS: u64 = 100;
+/// That is logged once in so long.
+const ACCEPT_LOG_MS: u64 = 10_000;
 
 /// The listeners, on the shard that has them.
 pub struct Doors {
@@ -92,22 +97,15 @@ impl Shard {
     ) -> bool {
         for _ in 0..ACCEPTS {
             match listener.accept() {
-                Ok((stream, _)) => {
-                    listen::adjust(&stream, &self.shared.config);
-                    let shard = *next;
-                    *next = (*next + 1) % self.shared.mailboxes.len();
-                    if let Some(handshakes) = &self.shared.handshakes {
-                        handshakes.begin(stream, door, shard);
-                        continue;
-                    }
-                    let socket = Socket::new(stream, None);
-                    if shard == self.number {
-                        self.adopt(socket, door, &[]);
-                    } else {
-                        let mail = Mail::Accepted { socket, door, read: Bytes::new() };
-                        self.shared.mailboxes[shard].push_control(mail);
-                    }
+                Ok((stream, _)) if is_reserved(&stream, self.shared.files) => {
+                    drop(stream);
+                    self.pause_doors(retry_ms, "clients have as many files open as they may");
+                    return true;
                 }
+                Ok((stream, peer)) => match self.shared.gate.admit(peer.ip()) {
+                    Some(place) => self.deal(stream, place, door, next),
+                    None => self.count(Count::TurnedAway, 1),
+                },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(error)
                     if matches!(
@@ -117,14 +115,39 @@ impl Shard {
                             | io::ErrorKind::ConnectionReset
                     ) => {}
                 Err(error) => {
-                    self.count(Count::AcceptFailures, 1);
-                    *retry_ms = Some(self.now.mono_ms + OUT_OF_FILES_MS);
-                    tracing::warn!(%error, "cannot accept connections; raise the limit on open files");
+                    self.pause_doors(retry_ms, &error.to_string());
                     return true;
                 }
             }
         }
         true
+    }
+
+    /// Accepts nothing for a while: what comes waits in the kernel.
+    fn pause_doors(&mut self, retry_ms: &mut Option<u64>, cause: &str) {
+        self.count(Count::AcceptFailures, 1);
+        *retry_ms = Some(self.now.mono_ms + OUT_OF_FILES_MS);
+        if self.accept_log_ms <= self.now.mono_ms {
+            self.accept_log_ms = self.now.mono_ms + ACCEPT_LOG_MS;
+            tracing::warn!(cause, "cannot accept connections for now; raise the limit on open files");
+        }
+    }
+
+    /// Gives a connection to the shard whose turn it is, through the TLS handshake where there is one.
+    fn deal(&mut self, stream: TcpStream, place: Place, door: Door, next: &mut usize) {
+        listen::adjust(&stream, &self.shared.config);
+        let shard = *next;
+        *next = (*next + 1) % self.shared.mailboxes.len();
+        if let Some(handshakes) = &self.shared.handshakes {
+            return handshakes.begin(stream, place, door, shard);
+        }
+        let socket = Socket::new(stream, None, place);
+        if shard == self.number {
+            self.adopt(socket, door, &[]);
+        } else {
+            let mail = Mail::Accepted { socket, door, read: Bytes::new() };
+            self.shared.mailboxes[shard].push_control(mail);
+        }
     }
 
     /// Takes a connection into the table, with what was read of it elsewhere.
@@ -150,4 +173,16 @@ impl Shard {
             self.plan_read(index);
         }
     }
+}
+
+/// Whether a connection is one of the last files that the process may open, which are not for clients.
+#[cfg(unix)]
+fn is_reserved(stream: &TcpStream, files: Files) -> bool {
+    use std::os::fd::AsRawFd;
+    usize::try_from(stream.as_raw_fd()).is_ok_and(|number| number >= files.end_of_clients())
+}
+
+#[cfg(not(unix))]
+fn is_reserved(_: &TcpStream, _: Files) -> bool {
+    false
 }

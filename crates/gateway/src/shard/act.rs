@@ -269,9 +269,6 @@ impl Shard {
             let memberships = std::mem::take(&mut extras.rooms);
             self.leave_rooms(memberships);
         }
-        if std::mem::take(&mut conn.seated) {
-            self.shared.gate.leave(conn.extras.as_ref().and_then(|extras| extras.address));
-        }
         if std::mem::take(&mut conn.live) {
             self.shared.remove_live();
         }

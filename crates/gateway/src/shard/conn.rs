@@ -7,7 +7,7 @@ use bowline_protocol::{
     ws::{self, deflate::Agreed},
 };
 use bowline_session::{Outbox, Session, State};
-use std::{net::IpAddr, num::NonZeroU8};
+use std::num::NonZeroU8;
 
 /// A room that a connection is a member of: where its shard has the room, and where the room has the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +19,6 @@ pub struct Membership {
 /// What few connections have.
 #[derive(Debug, Default)]
 pub struct Extras {
-    /// Kept where connections are counted by address.
-    pub address: Option<IpAddr>,
     pub rooms: Vec<Membership>,
 }
 
@@ -61,8 +59,8 @@ pub struct Conn {
     pub to_flush: bool,
     /// It is not read because the router's queue is full.
     pub stalled: bool,
-    /// It has taken a seat at the gate.
-    pub seated: bool,
+    /// It has passed the gate.
+    pub entered: bool,
     /// It counts among the live sessions.
     pub live: bool,
     pub output_ended: bool,
@@ -75,7 +73,7 @@ pub struct Conn {
     pub extras: Option<Box<Extras>>,
 }
 
-const _: () = assert!(size_of::<Conn>() <= 168);
+const _: () = assert!(size_of::<Conn>() <= 192);
 
 impl Conn {
     pub fn new(socket: Socket, stage: Stage, transport: Transport, session: Session) -> Self {
@@ -87,7 +85,7 @@ impl Conn {
             to_read: false,
             to_flush: false,
             stalled: false,
-            seated: false,
+            entered: false,
             live: false,
             output_ended: false,
             window_bits: None,

@@ -273,7 +273,7 @@ mod tests {
             fn has_space(&self, _: usize) -> bool {
                 true
             }
-            fn carry(&self, _: usize, _: &std::sync::Arc<bowline_rooms::Room>, _: &Message) {}
+            fn carry(&self, _: usize, _: &std::sync::Arc<bowline_rooms::Room>, _: &[Message]) {}
         }
         let limits = Limits { window_messages: 10, window_ms: 1000, members_max: 10 };
         let rooms = Rooms::new(limits, 1, [1, 2]);

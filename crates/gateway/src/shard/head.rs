@@ -152,7 +152,7 @@ impl Shard {
         Plan::Session { upgrade, token: opening.token, hello, head_bytes }
     }
 
-    /// Asks the gate: whether new sessions are taken at all, and for a seat unless the connection has one.
+    /// Asks the gate, once: whether new sessions are taken at all, and for a seat unless the connection has one.
     pub(super) fn enter(&mut self, index: u32) -> Result<(), Turned> {
         if self.shared.drain.get().is_some() {
             return Err(Turned::Draining { retry_after_ms: self.random_delay_ms().max(1) });
@@ -160,14 +160,10 @@ impl Shard {
         if self.is_overloaded() {
             return Err(Turned::Overloaded);
         }
-        let Some(conn) = self.conns.at(index).filter(|conn| !conn.seated) else { return Ok(()) };
-        let gate = &self.shared.gate;
-        let address = if gate.counts_addresses() { conn.socket.peer_ip() } else { None };
-        gate.enter(address, self.shared.clock.micros())?;
-        conn.seated = true;
-        if address.is_some() {
-            conn.extras().address = address;
-        }
+        let Some(conn) = self.conns.at(index).filter(|conn| !conn.entered) else { return Ok(()) };
+        conn.socket.place.sit()?;
+        self.shared.gate.pay(self.shared.clock.micros())?;
+        conn.entered = true;
         Ok(())
     }
 
@@ -204,6 +200,8 @@ impl Shard {
         if let Some(conn) = self.conns.at(index) {
             conn.stage = Stage::Deaf;
             conn.held = None;
+            // It keeps nobody out while it reads; where there is nowhere to stand it keeps its seat.
+            let _seated = conn.socket.place.stand();
         }
         let mut answer = Vec::new();
         refused.write(&mut answer);
@@ -212,6 +210,11 @@ impl Shard {
 
     /// Gives the connection, with what was read of it, to the HTTP server.
     fn hand_over(&mut self, index: u32, read: &[u8]) {
+        if let Some(conn) = self.conns.at(index)
+            && let Err(turned) = conn.socket.place.stand()
+        {
+            return self.refuse_head(index, &turned.refused());
+        }
         let Some(mut conn) = self.take_out(index) else { return };
         if let Err(error) = self.poll.registry().deregister(&mut conn.socket.stream) {
             tracing::warn!(%error, "a connection cannot be handed to the HTTP server and is dropped");

@@ -98,6 +98,8 @@ pub struct Shard {
     late_since_ms: Option<u64>,
     /// When the next forged frame is logged.
     mismatch_log_ms: u64,
+    /// When the next connection that could not be accepted is logged.
+    accept_log_ms: u64,
     entropy: Entropy,
     stopping: bool,
 }
@@ -146,6 +148,7 @@ impl Shard {
             drain_deadline_ms: None,
             late_since_ms: None,
             mismatch_log_ms: 0,
+            accept_log_ms: 0,
             entropy: Entropy::default(),
             stopping: false,
             shared,

@@ -186,7 +186,7 @@ impl Shard {
                     let members = &mut self.rooms.table[moved.room as usize].members;
                     members[moved.position as usize].place = place as u32;
                 }
-                if rooms.is_empty() && conn.extras().address.is_none() {
+                if rooms.is_empty() {
                     conn.extras = None;
                 }
             }

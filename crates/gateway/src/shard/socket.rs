@@ -1,33 +1,42 @@
 //! A connection's socket, with or without TLS: whoever reads and writes need not know.
 
+use crate::gate::{Gate, Place};
 use bowline_tls::{Got, Stream, Tls};
 use mio::net::TcpStream;
 use std::{
     io::{self, IoSlice, Read, Write},
     net::{IpAddr, Shutdown},
+    sync::Arc,
     time::Duration,
 };
 
 pub struct Socket {
     pub stream: TcpStream,
     tls: Option<Box<Tls>>,
-}
-
-impl From<Stream> for Socket {
-    fn from(stream: Stream) -> Self {
-        Self { stream: TcpStream::from_std(stream.socket), tls: stream.tls }
-    }
+    /// Behind the stream: the place is free when the file is closed.
+    pub place: Place,
 }
 
 impl From<Socket> for Stream {
     fn from(socket: Socket) -> Self {
-        Self { socket: socket.stream.into(), tls: socket.tls }
+        let Socket { stream, tls, place } = socket;
+        Self { socket: stream.into(), tls, attached: Some(Box::new(place)) }
     }
 }
 
 impl Socket {
-    pub fn new(stream: TcpStream, tls: Option<Box<Tls>>) -> Self {
-        Self { stream, tls }
+    pub fn new(stream: TcpStream, tls: Option<Box<Tls>>, place: Place) -> Self {
+        Self { stream, tls, place }
+    }
+
+    /// One that was handed on comes back, with its place. `None` when there is none for it.
+    pub fn back(stream: Stream, gate: &Arc<Gate>) -> Option<Self> {
+        let Stream { socket, tls, attached } = stream;
+        let place = match attached.map(|attached| attached.downcast::<Place>()) {
+            Some(Ok(place)) => *place,
+            _ => gate.admit(socket.peer_addr().ok()?.ip())?,
+        };
+        Some(Self { stream: TcpStream::from_std(socket), tls, place })
     }
 
     /// Reads once. Nothing at all is the end of the input; a part of a record is bytes of the client and no plaintext.

@@ -9,6 +9,8 @@ use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, 
 
 /// What ends every compressed message and is not sent (7.2.1).
 const TAIL: [u8; 4] = [0, 0, 0xff, 0xff];
+/// A last block that holds nothing (RFC 1951, 3.2.6).
+const LAST_BLOCK: [u8; 2] = [3, 0];
 /// Windows that can be compressed for, in bits; an offer that asks for a smaller one is declined.
 const WINDOW_BITS_MIN: u8 = 9;
 const WINDOW_BITS_MAX: u8 = 15;
@@ -138,6 +140,14 @@ impl Deflater {
     }
 }
 
+/// How far a part of a message has led.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fed {
+    On,
+    /// To the end of a block that says it is the last one.
+    ToAnEnd,
+}
+
 /// Opens compressed messages, one at a time.
 #[derive(Default)]
 pub struct Inflater {
@@ -160,42 +170,74 @@ impl Inflater {
     pub fn inflate(&mut self, payload: &[u8], max: usize) -> Result<&[u8], Fault> {
         let stream = self.stream.get_or_insert_with(|| Box::new(Decompress::new(false)));
         stream.reset(false);
-        if self.out.len() > KEPT_BYTES {
-            self.out = Vec::new();
-        }
-        let limit = max.saturating_add(1);
+        self.forget();
         let mut at = 0;
-        for mut rest in [payload, &TAIL] {
-            loop {
-                if at == self.out.len().min(limit) {
-                    if at == limit {
-                        return Err(Fault::TooLarge { max });
-                    }
-                    self.out.resize((at * 2).max(FIRST_BYTES), 0);
-                }
-                let end = self.out.len().min(limit);
-                let (read, written) = (stream.total_in(), stream.total_out());
-                let status = stream.decompress(rest, &mut self.out[at..end], FlushDecompress::Sync);
-                let (read, written) = (stream.total_in() - read, stream.total_out() - written);
-                rest = &rest[read as usize..];
-                at += written as usize;
-                match status {
-                    // A block that says it is the last one; a message may go on behind it (7.2.3.4).
-                    Ok(Status::StreamEnd) => stream.reset(false),
-                    Ok(Status::Ok | Status::BufError) if at == end => continue,
-                    Ok(_) if rest.is_empty() => {}
-                    Ok(_) if read > 0 || written > 0 => continue,
-                    Ok(_) | Err(_) => return Err(Fault::Deflate),
-                }
-                if rest.is_empty() {
-                    break;
-                }
+        let has_ended = self.feed(payload, &mut at, max)? == Fed::ToAnEnd;
+        // One that ends in a last block is whole as it is; of any other the tail is the rest of an empty block.
+        if !has_ended {
+            let before = at;
+            let is_whole = self.feed(&TAIL, &mut at, max)? == Fed::On && at == before && self.is_at_a_block();
+            if !is_whole {
+                return Err(Fault::Deflate);
             }
         }
         if at > max {
             return Err(Fault::TooLarge { max });
         }
         Ok(&self.out[..at])
+    }
+
+    /// Gives back a buffer that a large message has left.
+    pub fn forget(&mut self) {
+        if self.out.len() > KEPT_BYTES {
+            self.out = Vec::new();
+        }
+    }
+
+    /// Opens a part of a message behind the `at` bytes that are there.
+    fn feed(&mut self, mut rest: &[u8], at: &mut usize, max: usize) -> Result<Fed, Fault> {
+        let Some(stream) = &mut self.stream else { return Err(Fault::Deflate) };
+        let limit = max.saturating_add(1);
+        let mut fed = Fed::On;
+        while !rest.is_empty() || *at == self.out.len().min(limit) {
+            if *at == self.out.len().min(limit) {
+                if *at == limit {
+                    return Err(Fault::TooLarge { max });
+                }
+                self.out.resize((*at * 2).max(FIRST_BYTES).min(limit.max(FIRST_BYTES)), 0);
+            }
+            let end = self.out.len().min(limit);
+            let (read, written) = (stream.total_in(), stream.total_out());
+            let status = stream.decompress(rest, &mut self.out[*at..end], FlushDecompress::Sync);
+            let (read, written) = (stream.total_in() - read, stream.total_out() - written);
+            rest = &rest[read as usize..];
+            *at += written as usize;
+            fed = Fed::On;
+            match status {
+                // A block that says it is the last one; a message may go on behind it (7.2.3.4).
+                Ok(Status::StreamEnd) => {
+                    stream.reset(false);
+                    fed = Fed::ToAnEnd;
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+                Ok(Status::Ok | Status::BufError) if *at == end => {}
+                Ok(_) if rest.is_empty() || read > 0 || written > 0 => {}
+                Ok(_) | Err(_) => return Err(Fault::Deflate),
+            }
+        }
+        Ok(fed)
+    }
+
+    /// Whether the next thing would be a block. A message that was cut leaves the stream within one, where the last
+    /// block that is tried here means something else.
+    fn is_at_a_block(&mut self) -> bool {
+        let Some(stream) = &mut self.stream else { return false };
+        let (read, written) = (stream.total_in(), stream.total_out());
+        let status = stream.decompress(&LAST_BLOCK, &mut [0], FlushDecompress::Sync);
+        let used = (stream.total_in() - read) as usize;
+        matches!(status, Ok(Status::StreamEnd)) && used == LAST_BLOCK.len() && stream.total_out() == written
     }
 }
 
@@ -253,9 +295,37 @@ mod tests {
         }
         assert_eq!(inflater.inflate(&[0], 100), Ok(&b""[..]));
         assert_eq!(inflater.inflate(&[0], 0), Ok(&b""[..]));
+        // A last block with nothing behind it.
+        assert_eq!(inflater.inflate(&[0xf3, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00], 9), Ok(&b"Hello"[..]));
+        assert_eq!(inflater.inflate(&[], 100), Err(Fault::Deflate));
         assert_eq!(inflater.inflate(&[0xff; 20], 100), Err(Fault::Deflate));
         // One message knows nothing of the one before it (7.2.3.2).
         assert_eq!(inflater.inflate(&[0xf2, 0x00, 0x11, 0x00, 0x00], 100), Err(Fault::Deflate));
+    }
+
+    #[test]
+    fn a_message_that_was_cut_is_noticed_wherever() {
+        let mut deflater = Deflater::default();
+        let mut inflater = Inflater::default();
+        let text = (0..400).map(|n| format!("{} is {n:x}, ", n * n)).collect::<String>();
+        let noise: Vec<u8> = (0..2000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        for message in
+            [text.as_bytes(), b"HelloHelloHello, and what there is to say beside", &[7; 300], &noise]
+        {
+            // Noise is stored as it is, in a block with its length.
+            let deflated = deflater.deflate(15, &[message]).map_or_else(|| stored(message), <[u8]>::to_vec);
+            assert_eq!(inflater.inflate(&deflated, 10_000), Ok(message));
+            for bytes in 0..deflated.len() {
+                let cut = inflater.inflate(&deflated[..bytes], 10_000);
+                assert_eq!(cut, Err(Fault::Deflate), "{bytes} of {}", deflated.len());
+            }
+        }
+    }
+
+    /// One stored block (RFC 1951, 3.2.4), and the header of the empty one behind it.
+    fn stored(message: &[u8]) -> Vec<u8> {
+        let length = message.len() as u16;
+        [&[0][..], &length.to_le_bytes(), &(!length).to_le_bytes(), message, &[0]].concat()
     }
 
     #[test]

@@ -184,6 +184,7 @@ impl<'a> Request<'a> {
         if self.one("host")?.is_none() {
             return Err(Refused::malformed("the header Host is missing"));
         }
+        self.one("origin")?;
         match self.one("sec-websocket-version")? {
             Some(b"13") => {}
             Some(_) => return Err(needed("Sec-WebSocket-Version must be 13")),
