@@ -92,6 +92,7 @@ fn a_token_is_all_that_token_prints_and_the_key_stays() {
         let json = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(part).unwrap();
         (serde_json::from_slice(&json).unwrap(), token)
     };
+    fs::create_dir(dir.0.join("d")).unwrap();
     let (first, token) = claims(&run(
         &dir.0,
         &["token", "--user", "alice", "--device", "phone", "--ttl", "2h", "--data", "d"],

@@ -276,7 +276,7 @@ impl CloseCode {
             Self::Draining => "the server takes its clients away: an update, or an operator asked for it",
             Self::Shutdown => "the server ends without a drain",
             Self::ProtocolError => "the client breaks the WebSocket protocol (RFC 6455)",
-            Self::Malformed => "a text message is no UTF-8",
+            Self::Malformed => "a text message is no UTF-8, or a compressed one cannot be opened",
             Self::TooLarge => "a frame is larger than `gateway.max_frame_bytes`",
             Self::BackpressureTimeout => {
                 "the client was paused for `gateway.backpressure_timeout_ms`: it sends faster than can be decided, or \

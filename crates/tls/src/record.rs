@@ -411,9 +411,11 @@ fn append(
     Ok(())
 }
 
-/// After a fault rustls has at most an alert to say, behind what it had to say before.
+/// After a fault rustls has at most an alert to say, behind what it had to say before. More it is not asked: it would
+/// meet the same fault again.
 fn say_alert(conn: &mut UnbufferedServerConnection, records: &mut [u8], sealed: &mut Vec<u8>) {
-    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state
+    while conn.wants_write()
+        && let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state
         && encode(&mut data, sealed).is_ok()
     {}
 }
