@@ -331,7 +331,7 @@ fn advance(
             Ok(state) => state,
             Err(error) => {
                 opened.used += discard;
-                say_alert(conn, &mut records[opened.used..], sealed);
+                say_alert(conn, sealed);
                 return Err(invalid(error));
             }
         };
@@ -411,11 +411,10 @@ fn append(
     Ok(())
 }
 
-/// After a fault rustls has at most an alert to say, behind what it had to say before. More it is not asked: it would
-/// meet the same fault again.
-fn say_alert(conn: &mut UnbufferedServerConnection, records: &mut [u8], sealed: &mut Vec<u8>) {
-    while conn.wants_write()
-        && let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(records).state
+/// After a fault rustls has an alert to say, if anything, behind what it had to say before. The records that it found at
+/// fault are not shown to it again: it would find them at fault again.
+fn say_alert(conn: &mut UnbufferedServerConnection, sealed: &mut Vec<u8>) {
+    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(&mut []).state
         && encode(&mut data, sealed).is_ok()
     {}
 }
