@@ -227,9 +227,9 @@ impl Core {
     }
 
     /// Carries a look-up out behind everything that waits; at once when nothing does.
-    pub(crate) fn read_behind_writes(&mut self, purpose: ReadPurpose) {
+    pub(crate) fn read_behind_writes(&mut self, purpose: ReadPurpose, now: Now) {
         if self.queue.is_empty() && self.position_order.is_empty() && self.in_flight.is_none() {
-            self.read_again(purpose);
+            self.read_again(purpose, now);
         } else {
             self.queue.push_back(Entry::Read(Box::new(purpose)));
         }

@@ -147,7 +147,7 @@ impl Core {
                 self.timers.arm(now.mono + limits::RESUME_WAIT_MS, timer);
             }
         }
-        self.begin_sync(key);
+        self.begin_sync(key, now);
     }
 
     /// The connections whose routes a newer login took.
@@ -194,6 +194,7 @@ impl Core {
 
     /// Takes a connection out of every table; nothing happens when it is out already. Its session may be held.
     pub(crate) fn remove_conn(&mut self, key: ConnKey, is_held: bool, now: Now) {
+        self.take_held_frames(key, now);
         let Some(conn) = self.conns.swap_remove(&key) else { return };
         let conn_ref = conn_ref(&self.nodes, key, conn.login);
         self.actions.push(Action::Release { conn: conn_ref, user: conn.user.clone() });

@@ -98,6 +98,14 @@ struct There {
 }
 
 impl There {
+    fn new(conversation: &Conversation, kind: usize, seq: Seq) -> Self {
+        let sender = conversation.tail.entry(seq).map(|entry| entry.from.clone());
+        let mut there = Self { seq, sender, count: 0 };
+        let counts = |(user, member): &(&UserId, &Member)| there.counts(kind, user, member);
+        there.count = conversation.members.iter().filter(counts).count() as u32;
+        there
+    }
+
     fn counts(&self, kind: usize, user: &UserId, member: &Member) -> bool {
         [member.delivered, member.read][kind] >= self.seq && self.sender.as_ref() != Some(user)
     }
@@ -126,16 +134,20 @@ impl Conversation {
         self.there = [None, None];
     }
 
-    /// How many members, its sender aside, have this message, or have read it.
+    /// How many members, its sender aside, have this message, or have read it. From now on the number is kept up to
+    /// date, until another one is asked for.
     pub fn count_there(&mut self, kind: ReceiptKind, seq: Seq) -> u32 {
         let kind = usize::from(kind == ReceiptKind::Read);
         if let Some(there) = self.there[kind].as_ref().filter(|there| there.seq == seq) {
             return there.count;
         }
-        let sender = self.tail.entry(seq).map(|entry| entry.from.clone());
-        let mut there = There { seq, sender, count: 0 };
-        there.count = self.members.iter().filter(|(user, m)| there.counts(kind, user, m)).count() as u32;
+        let there = There::new(self, kind, seq);
         self.there[kind].insert(there).count
+    }
+
+    /// The same, and nothing is kept.
+    pub fn count_once(&self, kind: ReceiptKind, seq: Seq) -> u32 {
+        There::new(self, usize::from(kind == ReceiptKind::Read), seq).count
     }
 }
 

@@ -23,6 +23,20 @@ pub(crate) struct Stored<'a> {
     pub ts: Millis,
 }
 
+/// Members of a large group that reached a number with one transaction, and whom that concerns.
+struct Counted {
+    conversation: ConversationId,
+    kind: ReceiptKind,
+    seq: Seq,
+    senders: Vec<UserId>,
+}
+
+impl Counted {
+    fn key(&self) -> (&ConversationId, bool, Seq) {
+        (&self.conversation, self.kind == ReceiptKind::Read, self.seq)
+    }
+}
+
 /// A range of messages on its way to a device once more.
 #[derive(Debug, Clone)]
 pub(crate) struct Repeat {
@@ -111,12 +125,6 @@ impl Core {
         if let Some(flight) = device.flights.iter_mut().find(|f| f.conversation == *conversation) {
             flight.on_received(seq, now.mono);
         }
-        // What it fetched before it was told what waits.
-        for key in &device.conns {
-            if let Some(sync) = self.conns.get_mut(key).and_then(|conn| conn.sync.as_mut()) {
-                sync.held.retain(|held| held.conversation != *conversation || held.seq > seq);
-            }
-        }
     }
 
     pub(crate) fn on_flight_timer(
@@ -136,15 +144,15 @@ impl Core {
             Some(Slot::Ready(conversation)) => conversation.floor,
             _ => 0,
         };
-        // Above an announced gap nothing is repeated: the device fetches what lies below, and then all of it. A gap
-        // that retention has taken is none.
+        // Above an announced gap nothing is repeated, and no attempt is used up: the device fetches what lies below, and
+        // that is progress. A gap that retention has taken is none.
         let above_gap = device.is_announced_above(&conversation, floor);
         let flight = &mut device.flights[index];
         if !flight.take_timer(at) {
             return;
         }
         flight.drop_up_to(floor);
-        if congested {
+        if congested || above_gap {
             flight.restart(now.mono);
         }
         let due = flight.take_due(now.mono, timeout, repeats_max);
@@ -155,9 +163,6 @@ impl Core {
         flight.arm(next);
         let (user, device) = (user_id.clone(), device_id.clone());
         self.timers.arm(next, Timer::Flight { user, device, conversation: conversation.clone() });
-        if above_gap {
-            return;
-        }
         for range in due {
             let (user, device) = (user_id.clone(), device_id.clone());
             let (conversation, from, to) = (conversation.clone(), range.from, range.to);
@@ -243,10 +248,18 @@ impl Core {
     /// Receipts for positions that are durable now: to the senders of what they cover, and of reading also to
     /// the reader's other devices.
     pub(crate) fn send_receipts(&mut self, moved: Vec<Moved>, now: Now) {
-        let mut counted: Vec<(ConversationId, ReceiptKind, Seq, IndexSet<UserId>)> = Vec::new();
+        let mut counted = Vec::new();
         for Moved { conversation: id, user, device, delivered, read } in moved {
             let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { continue };
-            let named = conversation.members.len() <= limits::NAMED_RECEIPTS_MEMBERS_MAX;
+            let is_named = conversation.members.len() <= limits::NAMED_RECEIPTS_MEMBERS_MAX;
+            // Whoever left is told nothing more, and who came back nothing of what it cannot see.
+            let sees = |user: &UserId, seq| conversation.members.get(user).is_some_and(|m| m.first <= seq);
+            let [delivered, read] = [delivered, read].map(|moved| {
+                moved.map(|(seq, mut senders)| {
+                    senders.retain(|sender| sees(sender, seq));
+                    (seq, senders)
+                })
+            });
             for (kind, moved) in [(ReceiptKind::Delivered, delivered), (ReceiptKind::Read, read)] {
                 let Some((seq, senders)) = moved else { continue };
                 let mut keys = Vec::new();
@@ -256,26 +269,38 @@ impl Core {
                         devices.iter().filter(|d| d.id != device).flat_map(|d| d.conns.iter().copied()),
                     );
                 }
-                if named {
+                if is_named {
                     keys.extend(self.conns_of(&senders));
                 } else {
-                    match counted.iter_mut().find(|(c, k, ..)| *c == id && *k == kind) {
-                        Some((_, _, max, to)) => {
-                            *max = seq.max(*max);
-                            to.extend(senders);
-                        }
-                        None => counted.push((id.clone(), kind, seq, senders.into_iter().collect())),
-                    }
+                    counted.push(Counted { conversation: id.clone(), kind, seq, senders });
                 }
                 self.send_receipt(&keys, &id, (kind, seq), Some(&user), None, now);
             }
         }
-        for (id, kind, seq, senders) in counted {
-            let keys = self.conns_of(&senders);
-            let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&id) else { continue };
+        self.send_counted(counted, now);
+    }
+
+    /// One receipt for each number that members reached, the newest last; of very many numbers, for the newest.
+    fn send_counted(&mut self, mut counted: Vec<Counted>, now: Now) {
+        counted.sort_by(|a, b| a.key().cmp(&b.key()));
+        let levels: Vec<&[Counted]> = counted.chunk_by(|a, b| a.key() == b.key()).collect();
+        for (index, level) in levels.iter().enumerate() {
+            let Counted { conversation: id, kind, seq, .. } = &level[0];
+            let has_same = |above: usize| {
+                levels.get(index + above).is_some_and(|l| (&l[0].conversation, l[0].kind) == (id, *kind))
+            };
+            if has_same(limits::COUNTED_RECEIPTS_MAX) {
+                continue;
+            }
+            let senders: IndexSet<&UserId> = level.iter().flat_map(|counted| &counted.senders).collect();
+            let keys = self.conns_of(senders);
+            let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { continue };
             if !keys.is_empty() {
-                let count = conversation.count_there(kind, seq);
-                self.send_receipt(&keys, &id, (kind, seq), None, Some(count), now);
+                let count = match has_same(1) {
+                    true => conversation.count_once(*kind, *seq),
+                    false => conversation.count_there(*kind, *seq),
+                };
+                self.send_receipt(&keys, id, (*kind, *seq), None, Some(count), now);
             }
         }
     }

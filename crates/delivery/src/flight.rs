@@ -23,23 +23,27 @@ pub(crate) struct Flight {
     ranges: VecDeque<Range>,
     /// When a timer of the core will look at this flight; 0 when none will.
     armed_for: Millis,
+    /// The newest number that the device said it has.
+    received: Seq,
 }
 
 impl Flight {
     pub fn new(conversation: ConversationId) -> Self {
-        Self { conversation, ranges: VecDeque::new(), armed_for: 0 }
+        Self { conversation, ranges: VecDeque::new(), armed_for: 0, received: 0 }
     }
 
-    /// Whether a timer is to be set for this time: none is.
+    /// Whether a timer is to be set for this time: none is, or only for later, when what was pushed before is due.
     pub fn arm(&mut self, at: Millis) -> bool {
-        let is_first = self.armed_for == 0;
-        if is_first {
-            self.armed_for = at.max(1);
+        let at = at.max(1);
+        let is_needed = self.armed_for == 0 || at < self.armed_for;
+        if is_needed {
+            self.armed_for = at;
         }
-        is_first
+        is_needed
     }
 
-    /// A timer that was set for this time is here. One of an earlier flight is not for this one.
+    /// A timer that was set for this time is here. One of an earlier flight, or one that an earlier time took the place
+    /// of, is not for this one.
     pub fn take_timer(&mut self, at: Millis) -> bool {
         let is_mine = self.armed_for == at.max(1);
         if is_mine {
@@ -75,16 +79,17 @@ impl Flight {
         self.ranges.push_back(Range { from: seq, to: seq, attempts: 0, began: now, written: now });
     }
 
-    /// Everything up to `seq` has arrived.
+    /// Everything up to `seq` has arrived. The device gets on, be it with what it fetches.
     pub fn on_received(&mut self, seq: Seq, now: Millis) {
-        if self.drop_up_to(seq) {
+        if seq > self.received {
+            self.received = seq;
+            self.drop_up_to(seq);
             self.restart(now);
         }
     }
 
-    /// What lies up to `seq` is not to be pushed again. Returns whether anything did.
-    pub fn drop_up_to(&mut self, seq: Seq) -> bool {
-        let before = self.ranges.front().map(|r| r.from);
+    /// What lies up to `seq` is not to be pushed again.
+    pub fn drop_up_to(&mut self, seq: Seq) {
         while self.ranges.front().is_some_and(|r| r.to <= seq) {
             self.ranges.pop_front();
         }
@@ -93,7 +98,6 @@ impl Flight {
         {
             first.from = seq + 1;
         }
-        before.is_some_and(|from| from <= seq)
     }
 
     /// The timers start again.
@@ -164,6 +168,30 @@ mod tests {
         assert_eq!(flight.first(), Some(5));
         flight.on_received(5, 1300);
         assert_eq!(flight.first(), None);
+    }
+
+    #[test]
+    fn what_is_pushed_later_may_be_due_earlier() {
+        let mut flight = flight(&[(1, 0)]);
+        assert!(flight.arm(1000) && !flight.arm(1000));
+        assert!(flight.take_timer(1000));
+        flight.take_due(1000, 1000, 3);
+        assert_eq!(flight.due(1000), Some(3000));
+        assert!(flight.arm(3000));
+        flight.on_pushed(2, 1500);
+        assert!(flight.arm(2500), "its own time comes first");
+        assert!(!flight.take_timer(3000) && flight.take_timer(2500));
+        assert_eq!(seqs(&flight.take_due(2500, 1000, 3)), [(2, 2)]);
+        assert_eq!(flight.due(1000), Some(3000));
+    }
+
+    #[test]
+    fn what_is_fetched_below_is_progress() {
+        let mut flight = flight(&[(3, 0)]);
+        flight.on_received(2, 900);
+        assert_eq!((flight.due(1000), flight.first()), (Some(1900), Some(3)));
+        flight.on_received(1, 1500);
+        assert_eq!(flight.due(1000), Some(1900));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use crate::{
     persist::{Device, Query, Waiting},
     positions,
     reads::ReadPurpose,
-    users::ConnKey,
+    users::{self, ConnKey},
 };
 use bowline_protocol::{
-    ConversationId, DeviceId, Seq, ServerFrame, UserId,
+    ClientFrame, ConversationId, DeviceId, Seq, ServerFrame, UserId,
     frame::{Notice, SERVER_FIELDS_BYTES},
 };
 use std::{
@@ -22,11 +22,11 @@ use std::{
 };
 
 impl Core {
-    pub(crate) fn begin_sync(&mut self, key: ConnKey) {
+    pub(crate) fn begin_sync(&mut self, key: ConnKey, now: Now) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         conn.sync.get_or_insert_default().is_looking = true;
         let purpose = ReadPurpose::Sync { key, login: conn.login };
-        self.read_behind_writes(purpose);
+        self.read_behind_writes(purpose, now);
     }
 
     pub(crate) fn sync_query(&self, key: ConnKey, login: u64) -> Option<Query> {
@@ -48,10 +48,13 @@ impl Core {
         let is_resuming = conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some());
         if conn.sync.as_ref().is_some_and(|sync| sync.overflowed) {
             if is_resuming {
-                return self.give_up_resume(key);
+                return self.give_up_resume(key, now);
             }
-            conn.sync = Some(Box::default());
-            return self.begin_sync(key);
+            if let Some(sync) = &mut conn.sync {
+                sync.overflowed = false;
+                sync.held.clear();
+            }
+            return self.begin_sync(key, now);
         }
         let held: Vec<(ConversationId, Seq, bool)> = conn.sync.as_ref().map_or(Vec::new(), |sync| {
             sync.held.iter().map(|h| (h.conversation.clone(), h.seq, h.own)).collect()
@@ -101,9 +104,33 @@ impl Core {
             device.announced.push((notice.conversation_id, notice.last_seq));
         }
         let Some(conn) = self.conns.get_mut(&key) else { return };
-        let held = conn.sync.take().map(|sync| sync.held).unwrap_or_default();
+        let users::Sync { held, frames, .. } = conn.sync.take().map(|sync| *sync).unwrap_or_default();
         let pushes = held.into_iter().map(|held| (held.conversation, held.seq, held.frame)).collect();
         self.push_to(key, (&user_id, &device_id), pushes, now);
+        for frame in frames {
+            self.take_frame(key, frame, now);
+        }
+    }
+
+    /// What a client says before it was told what waits follows behind that, as far as there is room for it.
+    pub(crate) fn on_frame(&mut self, key: ConnKey, frame: ClientFrame, now: Now) {
+        match self.conns.get_mut(&key).and_then(|conn| conn.sync.as_mut()) {
+            Some(sync) if sync.is_looking && sync.frames.len() < limits::HELD_FRAMES_MAX => {
+                sync.frames.push(frame);
+            }
+            _ => {
+                self.take_held_frames(key, now);
+                self.take_frame(key, frame, now);
+            }
+        }
+    }
+
+    /// It does not wait any longer.
+    pub(crate) fn take_held_frames(&mut self, key: ConnKey, now: Now) {
+        let sync = self.conns.get_mut(&key).and_then(|conn| conn.sync.as_mut());
+        for frame in sync.map(|sync| std::mem::take(&mut sync.frames)).unwrap_or_default() {
+            self.take_frame(key, frame, now);
+        }
     }
 
     /// Notes which devices a user has; one that is new is stored, and the oldest gives way when there are too

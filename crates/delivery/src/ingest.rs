@@ -110,6 +110,14 @@ impl Core {
         }
     }
 
+    /// The conversation whose loading keeps a sender's messages to this one from going on, when something does.
+    pub(crate) fn gate_before(&self, user: &UserId, id: &ConversationId) -> Option<ConversationId> {
+        let gate = self.gates.get(user)?;
+        let first = &gate.front()?.conversation;
+        let is_loading = matches!(self.conversations.get(first), Some(Slot::Loading(_)));
+        (is_loading && gate.iter().any(|incoming| incoming.conversation == *id)).then(|| first.clone())
+    }
+
     /// Refuses a sender's waiting messages to one conversation; the others go on.
     pub(crate) fn refuse_gated(&mut self, user: &UserId, id: &ConversationId, refusal: &Refusal, now: Now) {
         let Some(gate) = self.gates.get_mut(user) else { return };

@@ -354,7 +354,7 @@ impl Core {
         }
     }
 
-    fn on_frame(&mut self, key: ConnKey, frame: ClientFrame, now: Now) {
+    fn take_frame(&mut self, key: ConnKey, frame: ClientFrame, now: Now) {
         let Some(conn) = self.conns.get(&key) else { return };
         let (user, device) = (conn.user.clone(), conn.device.clone());
         let origin = Origin::Conn { key, login: conn.login };
@@ -380,7 +380,7 @@ impl Core {
                 );
             }
             ClientFrame::ConversationList { id, after, limit } => {
-                self.on_list(asker(Some(id)), user, after.as_deref(), limit);
+                self.on_list(asker(Some(id)), user, after.as_deref(), limit, now);
             }
             ClientFrame::ConversationClear { id, conversation } => {
                 self.on_clear(asker(Some(id)), user, &conversation, now);

@@ -19,6 +19,8 @@ pub const POSITIONS_PER_BATCH_MAX: usize = 2_000;
 /// Pushes held for a connection whose waiting conversations are being looked up. Those beyond are announced
 /// with them.
 pub const HELD_PUSHES_MAX: usize = 1_000;
+/// Frames of a client that wait until it was told what waits. Those beyond do not wait.
+pub const HELD_FRAMES_MAX: usize = 1_000;
 /// Other frames for a connection that is about to resume its session. Those beyond end the attempt.
 pub const EARLY_FRAMES_MAX: usize = 1_000;
 /// Sessions held after their connections have ended. Those beyond are not held.
@@ -40,6 +42,8 @@ pub const REDELIVERY_PAGE: u32 = 200;
 pub const FLIGHT_SPAN_MS: u64 = 100;
 /// Groups beyond this many members have receipts that count instead of naming.
 pub const NAMED_RECEIPTS_MEMBERS_MAX: usize = 100;
+/// Receipts of one kind that one transaction causes in such a group, each for another number. Of more, the newest.
+pub const COUNTED_RECEIPTS_MAX: usize = 16;
 /// Devices remembered for one user. Above, the one longest unseen is forgotten.
 pub const DEVICES_PER_USER_MAX: usize = 64;
 /// Messages that one step of the sweep takes. More are left to the next.

@@ -141,7 +141,7 @@ impl Core {
             (Entry::ForgetDevice { asker: Some(asker), .. }, _) => self.confirm(&asker, None),
             (Entry::Expire(expire), effect) => self.on_expired(&expire, &effect, now),
             (Entry::ForgetIds { .. }, _) => self.on_swept(false, now),
-            (Entry::Read(purpose), _) => self.read_again(*purpose),
+            (Entry::Read(purpose), _) => self.read_again(*purpose, now),
             (Entry::Clear { asker, .. }, Effect::Refuse(refusal)) => self.refuse(&asker, refusal),
             (Entry::Create(create), Effect::Refuse(refusal)) => {
                 self.refuse(&create.asker, refusal);
@@ -258,7 +258,7 @@ impl Core {
                     self.refuse(&asker, unavailable(reason));
                 }
                 Entry::Expire(_) | Entry::ForgetIds { .. } => self.on_swept(true, now),
-                Entry::Read(purpose) => self.read_again(*purpose),
+                Entry::Read(purpose) => self.read_again(*purpose, now),
             }
         }
     }

@@ -35,27 +35,60 @@ pub(crate) enum Deferred {
         read: bool,
     },
     Entry(Box<Entry>),
-    History {
-        asker: Asker,
-        user: Option<UserId>,
-        conversation: ConversationId,
-        page: Page,
-    },
+    History(HistoryAsked),
     /// It was only to be loaded.
     Nothing,
+}
+
+/// A page that was asked for. `user` is none for the API, which sees everything that is stored.
+#[derive(Debug, Clone)]
+pub(crate) struct HistoryAsked {
+    pub asker: Asker,
+    pub user: Option<UserId>,
+    pub conversation: ConversationId,
+    pub page: Page,
+    /// What was asked before it is decided.
+    pub is_in_turn: bool,
 }
 
 /// What a look-up is for.
 #[derive(Debug, Clone)]
 pub(crate) enum ReadPurpose {
     Conversation(ConversationId),
-    Sync { key: ConnKey, login: u64 },
-    History { asker: Asker, conversation: ConversationId, page: Page, range: (Seq, Seq), first: Seq },
-    List { asker: Asker, user: UserId, after: Option<ConversationId>, limit: u32 },
-    Senders { conversation: ConversationId, user: UserId, from: Seq, to: Seq },
-    Known { conversation: ConversationId, user: UserId },
+    Sync {
+        key: ConnKey,
+        login: u64,
+    },
+    /// The conversation is looked at when it is the turn of this.
+    HistoryAsked(HistoryAsked),
+    History {
+        asker: Asker,
+        conversation: ConversationId,
+        page: Page,
+        range: (Seq, Seq),
+        first: Seq,
+    },
+    List {
+        asker: Asker,
+        user: UserId,
+        after: Option<ConversationId>,
+        limit: u32,
+    },
+    Senders {
+        conversation: ConversationId,
+        user: UserId,
+        from: Seq,
+        to: Seq,
+    },
+    Known {
+        conversation: ConversationId,
+        user: UserId,
+    },
     Repeat(Repeat),
-    User { asker: Asker, user: UserId },
+    User {
+        asker: Asker,
+        user: UserId,
+    },
     Resume(Box<Resume>),
     Sweep(Sweep),
 }
@@ -63,7 +96,10 @@ pub(crate) enum ReadPurpose {
 impl ReadPurpose {
     fn asker(&self) -> Option<&Asker> {
         match self {
-            Self::History { asker, .. } | Self::List { asker, .. } | Self::User { asker, .. } => Some(asker),
+            Self::HistoryAsked(HistoryAsked { asker, .. })
+            | Self::History { asker, .. }
+            | Self::List { asker, .. }
+            | Self::User { asker, .. } => Some(asker),
             _ => None,
         }
     }
@@ -114,9 +150,7 @@ impl Core {
                 }
                 entry => self.enqueue(entry),
             },
-            Deferred::History { asker, user, conversation, page } => {
-                self.on_history_ready(asker, user, conversation, page);
-            }
+            Deferred::History(asked) => self.on_history_ready(asked, now),
             Deferred::Nothing => {}
         }
     }
@@ -133,8 +167,12 @@ impl Core {
     }
 
     /// Carries out a look-up, for the first time or after the store failed.
-    pub(crate) fn read_again(&mut self, purpose: ReadPurpose) {
+    pub(crate) fn read_again(&mut self, purpose: ReadPurpose, now: Now) {
         match &purpose {
+            ReadPurpose::HistoryAsked(asked) => {
+                let asked = HistoryAsked { is_in_turn: true, ..asked.clone() };
+                self.with_conversation(&asked.conversation.clone(), Deferred::History(asked), now);
+            }
             ReadPurpose::Conversation(id) => self.load_again(&id.clone()),
             ReadPurpose::Sync { key, login } => {
                 if let Some(query) = self.sync_query(*key, *login) {
@@ -213,7 +251,8 @@ impl Core {
                 }
                 self.keep_positions(id, positions, retry);
             }
-            ReadPurpose::History { asker, .. }
+            ReadPurpose::HistoryAsked(HistoryAsked { asker, .. })
+            | ReadPurpose::History { asker, .. }
             | ReadPurpose::List { asker, .. }
             | ReadPurpose::User { asker, .. } => {
                 self.refuse(&asker, unavailable(reason));
@@ -231,14 +270,18 @@ impl Core {
                 conn.sync.iter_mut().for_each(|sync| sync.is_looking = false);
                 // Whoever wanted to go on with a session is let in without it rather than kept waiting.
                 match conn.sync.as_ref().is_some_and(|sync| sync.resuming.is_some()) {
-                    true => self.give_up_resume(key),
-                    false => self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Sync { key, login }))),
+                    true => self.give_up_resume(key, now),
+                    false => {
+                        self.timers.arm(retry, Timer::Retry(Box::new(ReadPurpose::Sync { key, login })));
+                        // Meanwhile it is answered that the store cannot be read.
+                        self.take_held_frames(key, now);
+                    }
                 }
             }
             ReadPurpose::Resume(resume) => {
                 let Resume { key, login, .. } = *resume;
                 if self.conns.get(&key).is_some_and(|c| c.login == login) {
-                    self.give_up_resume(key);
+                    self.give_up_resume(key, now);
                 }
             }
             ReadPurpose::Sweep(_) => self.on_sweep_failed(now),
@@ -266,7 +309,7 @@ impl Core {
         match deferred {
             // Refused, or kept, by the caller.
             Deferred::Gate(_) | Deferred::Position { .. } => {}
-            Deferred::History { asker, .. } => self.refuse(&asker, unavailable(reason)),
+            Deferred::History(asked) => self.refuse(&asked.asker, unavailable(reason)),
             Deferred::Entry(entry) => match *entry {
                 Entry::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
                 Entry::Create(create) => self.refuse(&create.asker, unavailable(reason)),
@@ -306,6 +349,7 @@ impl Core {
                 Deferred::Gate(user) if !self.conversations.contains_key(&id) => {
                     self.refuse_gated(&user, &id, &forbidden(&id), now);
                 }
+                Deferred::History(asked) if asked.conversation != id => self.on_history_ready(asked, now),
                 deferred => self.on_found_or_missing(deferred, now),
             }
         }
@@ -316,7 +360,7 @@ impl Core {
         let (id, asker) = match &deferred {
             Deferred::Gate(user) => return self.pass_gate(&user.clone(), now),
             Deferred::Position { conversation, asker, .. }
-            | Deferred::History { conversation, asker, .. } => (conversation, asker),
+            | Deferred::History(HistoryAsked { conversation, asker, .. }) => (conversation, asker),
             Deferred::Entry(entry) => match &**entry {
                 Entry::Message(incoming) => (&incoming.conversation, &incoming.asker),
                 Entry::Create(create) => (&create.conversation, &create.asker),
@@ -359,7 +403,7 @@ impl Core {
                             asker.into_iter().for_each(|asker| self.refuse(&asker, refusal.clone()));
                         }
                     },
-                    Deferred::Position { asker, .. } | Deferred::History { asker, .. } => {
+                    Deferred::Position { asker, .. } | Deferred::History(HistoryAsked { asker, .. }) => {
                         self.refuse(&asker, refusal)
                     }
                     Deferred::Nothing | Deferred::Gate(_) => {}
@@ -376,16 +420,39 @@ impl Core {
         let Some(id) = named_by(&user, text) else {
             return self.refuse(&asker, forbidden(text));
         };
-        self.with_conversation(
-            &id,
-            Deferred::History { asker, user: Some(user), conversation: id.clone(), page },
-            now,
-        );
+        self.on_history_asked(asker, Some(user), id, page, now);
     }
 
-    /// `user` is none for the API, which sees everything that is stored.
-    fn on_history_ready(&mut self, asker: Asker, user: Option<UserId>, id: ConversationId, page: Page) {
-        let Some(Slot::Ready(conversation)) = self.conversations.get(&id) else { return };
+    pub(crate) fn on_history_asked(
+        &mut self,
+        asker: Asker,
+        user: Option<UserId>,
+        id: ConversationId,
+        page: Page,
+        now: Now,
+    ) {
+        let asked = HistoryAsked { asker, user, conversation: id.clone(), page, is_in_turn: false };
+        self.with_conversation(&id, Deferred::History(asked), now);
+    }
+
+    fn on_history_ready(&mut self, asked: HistoryAsked, now: Now) {
+        let Some(Slot::Ready(conversation)) = self.conversations.get(&asked.conversation) else {
+            // It waited for another one, and this has left memory meanwhile.
+            return self.with_conversation(&asked.conversation.clone(), Deferred::History(asked), now);
+        };
+        // Whoever asks sees what it did before: its messages in this conversation may still wait for another one to be
+        // loaded, and what changes this one for the transaction.
+        if let Some(behind) = asked.user.as_ref().and_then(|user| self.gate_before(user, &asked.conversation))
+        {
+            if let Some(Slot::Loading(waiting)) = self.conversations.get_mut(&behind) {
+                waiting.push(Deferred::History(asked));
+            }
+            return;
+        }
+        if conversation.pending > 0 && !asked.is_in_turn {
+            return self.queue.push_back(Entry::Read(Box::new(ReadPurpose::HistoryAsked(asked))));
+        }
+        let HistoryAsked { asker, user, conversation: id, page, .. } = asked;
         let first = match user {
             None if !conversation.exists => {
                 let message = format!("there is no conversation {id}");
@@ -457,12 +524,12 @@ impl Core {
         self.answer_page(asker, json);
     }
 
-    pub(crate) fn on_list(&mut self, asker: Asker, user: UserId, after: Option<&str>, limit: u32) {
+    pub(crate) fn on_list(&mut self, asker: Asker, user: UserId, after: Option<&str>, limit: u32, now: Now) {
         let after = match after.map(|text| named_by(&user, text).ok_or_else(|| forbidden(text))).transpose() {
             Ok(after) => after,
             Err(refusal) => return self.refuse(&asker, refusal),
         };
-        self.read_behind_writes(ReadPurpose::List { asker, user, after, limit });
+        self.read_behind_writes(ReadPurpose::List { asker, user, after, limit }, now);
     }
 
     fn on_list_found(&mut self, asker: &Asker, conversations: &[Summary], more: bool) {

@@ -5,7 +5,7 @@ use crate::{
     batch::Entry,
     groups,
     persist::Device,
-    reads::{Deferred, Page, ReadPurpose},
+    reads::{Page, ReadPurpose},
 };
 use bowline_protocol::{
     ConversationId, DeviceId, UserId,
@@ -38,11 +38,9 @@ impl Core {
             }
             Request::History { conversation, after, before, limit } => {
                 let page = Page { after, before, limit };
-                let deferred =
-                    Deferred::History { asker, user: None, conversation: conversation.clone(), page };
-                self.with_conversation(&conversation, deferred, now);
+                self.on_history_asked(asker, None, conversation, page, now);
             }
-            Request::User { user } => self.read_behind_writes(ReadPurpose::User { asker, user }),
+            Request::User { user } => self.read_behind_writes(ReadPurpose::User { asker, user }, now),
             Request::Kick { user, device, reason, code } => {
                 let devices = self.users.get(&user).map_or(&[][..], |u| &u.devices[..]);
                 let named = devices.iter().filter(|d| device.as_ref().is_none_or(|id| d.id == *id));

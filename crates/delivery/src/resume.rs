@@ -136,7 +136,7 @@ impl Core {
     ) {
         let count: u64 = ranges.iter().map(|(_, from, to)| to + 1 - from).sum();
         if count > limits::RESUME_MESSAGES_MAX || ranges.len() > limits::RESUME_CONVERSATIONS_MAX {
-            return self.give_up_resume(key);
+            return self.give_up_resume(key, now);
         }
         self.go_on_resuming(Resume { key, login, rest: ranges, found: Vec::new(), bytes: 0 }, now);
     }
@@ -175,7 +175,7 @@ impl Core {
         resume.bytes += messages.iter().map(|m| m.body.bytes().len()).sum::<usize>();
         resume.found.extend(messages);
         match resume.bytes > limits::RESUME_BYTES_MAX {
-            true => self.give_up_resume(resume.key),
+            true => self.give_up_resume(resume.key, now),
             false => self.go_on_resuming(resume, now),
         }
     }
@@ -185,10 +185,10 @@ impl Core {
         let Resume { key, login, found, .. } = resume;
         let Some(conn) = self.conns.get_mut(&key).filter(|c| c.login == login) else { return };
         let Some(sync) = conn.sync.as_mut().filter(|sync| !sync.overflowed) else {
-            return self.give_up_resume(key);
+            return self.give_up_resume(key, now);
         };
         let Some(session) = sync.resuming else { return };
-        let Some(held) = self.sessions.remove(&session) else { return self.give_up_resume(key) };
+        let Some(held) = self.sessions.remove(&session) else { return self.give_up_resume(key, now) };
         let sync = conn.sync.take().unwrap_or_default();
         conn.session = session;
         let (user, device) = (conn.user.clone(), conn.device.clone());
@@ -209,7 +209,7 @@ impl Core {
     }
 
     /// The session does not go on: what waits is announced, as at any login.
-    pub(crate) fn give_up_resume(&mut self, key: ConnKey) {
+    pub(crate) fn give_up_resume(&mut self, key: ConnKey, now: Now) {
         let Some(conn) = self.conns.get_mut(&key) else { return };
         let Some(sync) = conn.sync.as_mut().filter(|sync| sync.resuming.is_some()) else { return };
         sync.resuming = None;
@@ -220,7 +220,7 @@ impl Core {
             self.broadcast(&[key], frame);
         }
         if !is_looking {
-            self.begin_sync(key);
+            self.begin_sync(key, now);
         }
     }
 

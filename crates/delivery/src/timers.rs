@@ -69,12 +69,12 @@ impl Core {
                 Timer::Flight { user, device, conversation } => {
                     self.on_flight_timer(user, device, conversation, at, now)
                 }
-                Timer::Retry(purpose) => self.read_again(*purpose),
+                Timer::Retry(purpose) => self.read_again(*purpose, now),
                 Timer::Enqueue(entry) => self.enqueue(*entry),
                 Timer::Store => {}
                 Timer::Resume { key, login } => {
                     if self.conns.get(&key).is_some_and(|c| c.login == login) {
-                        self.give_up_resume(key);
+                        self.give_up_resume(key, now);
                     }
                 }
                 Timer::Session(session) => self.on_session_timer(session, now),

@@ -2,7 +2,7 @@
 
 use crate::{flight::Flight, limits};
 use bowline_protocol::{
-    CloseCode, ConversationId, DeviceId, Frame, Millis, Seq, UserId,
+    ClientFrame, CloseCode, ConversationId, DeviceId, Frame, Millis, Seq, UserId,
     ids::DeviceClass,
     link::{ConnRef, NodeRef},
 };
@@ -66,6 +66,8 @@ pub(crate) struct Sync {
     pub resuming: Option<u64>,
     /// What else it is to be sent once it is accepted.
     pub early: Vec<Frame>,
+    /// What its client said meanwhile.
+    pub frames: Vec<ClientFrame>,
 }
 
 pub(crate) struct Held {

@@ -307,22 +307,6 @@ fn what_was_received_while_it_was_looked_up_is_not_pushed_again() {
 }
 
 #[test]
-fn what_was_fetched_before_the_device_was_told_what_waits_is_not_pushed() {
-    let mut world = World::new();
-    let a = world.connect("a", "1");
-    world.frame(a, &send("m1", "b"));
-    (world.backwards, world.hold_reads) = (true, true);
-    let b = world.connect("b", "1");
-    for id in ["m2", "m3", "m4"] {
-        world.frame(a, &send(id, "b"));
-    }
-    world.frame(b, &recv(AB, 3));
-    (world.backwards, world.hold_reads) = (false, false);
-    world.settle();
-    assert_eq!(world.brief(b), ["notice d:a:b 1-3 u3", "push 4"]);
-}
-
-#[test]
 fn messages_of_one_sender_keep_their_order_through_verdicts() {
     let mut world =
         World::with(bowline_delivery::Config { before_send: true, ..config() }, MemStore::default());
