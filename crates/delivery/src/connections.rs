@@ -21,12 +21,20 @@ pub(crate) struct Opening {
 }
 
 impl Core {
-    pub(crate) fn on_open(&mut self, key: ConnKey, from: ConnRef, open: Open) {
+    pub(crate) fn on_open(&mut self, key: ConnKey, from: ConnRef, open: Open, now: Now) {
         // A link may bring it twice. A second claim would begin the numbers of the connection anew, and its
         // gateway would take what follows for what it had.
         let is_open = self.conns.get(&key).is_some_and(|c| c.login == from.login);
         if is_open || self.opening.get(&key).is_some_and(|o| o.login == from.login) {
             return;
+        }
+        // A session that this one goes on with is taken from the connection that has it, whatever the policy says of a
+        // second login: it is the same client. What the old one still says concerns nobody any more.
+        let asked = open.resume.as_deref().map(resume::session_key);
+        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
+        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
+            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
+            self.remove_conn(old_key, true, now);
         }
         let opening = Opening { login: from.login, is_closed: false, is_replaced: false };
         self.opening.insert(key, opening);
@@ -80,14 +88,6 @@ impl Core {
                 return self.send_again(conn, 1, Down::Refused(code));
             }
         };
-        // A session that this one goes on with is taken from the connection that has it: whatever that one still
-        // says concerns nobody any more.
-        let asked = open.resume.as_deref().map(resume::session_key);
-        let fenced = asked.and_then(|session| self.conn_of_session(session, &open.user, &open.device));
-        if let Some(old_key) = fenced.filter(|old_key| *old_key != key) {
-            self.send_down(old_key, Down::Close { code: CloseCode::Replaced, reason: None });
-            self.remove_conn(old_key, true, now);
-        }
         self.end_routes(ended, now);
         match opening {
             Some(Opening { is_closed: false, is_replaced: false, .. }) => {}
@@ -103,6 +103,7 @@ impl Core {
             // The gateway gave this number to a new connection; the word that the old one closed is still due.
             self.remove_conn(key, true, now);
         }
+        let asked = open.resume.as_deref().map(resume::session_key);
         let resuming = asked.filter(|session| self.is_held(*session, &open.user, &open.device, now));
         self.conns.insert(
             key,

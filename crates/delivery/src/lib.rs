@@ -317,7 +317,7 @@ impl Core {
     fn on_uplink(&mut self, from: ConnRef, event: Up, now: Now) {
         let key = (self.nodes.index(&from.node), from.connection);
         match event {
-            Up::Open(open) => return self.on_open(key, from, open),
+            Up::Open(open) => return self.on_open(key, from, open, now),
             Up::Request { request_id, request } => {
                 let origin = Origin::Api { node: key.0, request_id };
                 return self.on_request(Asker { origin, frame_id: None }, request, now);

@@ -6,7 +6,7 @@ mod support;
 use bowline_delivery::{Config, limits};
 use bowline_protocol::{
     CloseCode,
-    link::{Down, Up},
+    link::{Down, SameDevice, Up},
 };
 use support::{MemStore, World, config, recv, send};
 
@@ -173,6 +173,20 @@ fn a_resume_fences_the_old_transport() {
     world.advance(60_000);
     assert_eq!(world.brief(new), [""; 0]);
     assert_eq!(world.core.table_sizes()[0], 2);
+}
+
+#[test]
+fn a_client_takes_its_own_session_back_where_a_second_login_is_refused() {
+    let mut world = World::new();
+    let old = world.connect_as("b", "1", SameDevice::Refuse);
+    let other = world.connect_as("b", "1", SameDevice::Refuse);
+    assert_eq!(world.closed.remove(&other), Some(CloseCode::DeviceInUse));
+    let thief = world.resume_as("b", "1", Some("s999"), SameDevice::Refuse);
+    assert_eq!(world.closed.remove(&thief), Some(CloseCode::DeviceInUse));
+    let session = format!("s{old}");
+    let new = world.resume_as("b", "1", Some(&session), SameDevice::Refuse);
+    assert_eq!((world.closed.remove(&old), world.accepted[&new]), (Some(CloseCode::Replaced), true));
+    assert_eq!(world.core.table_sizes()[..2], [1, 1]);
 }
 
 #[test]

@@ -421,7 +421,17 @@ impl World {
     }
 
     pub fn resume(&mut self, user: &str, device: &str, resume: Option<&str>) -> u64 {
-        let conn = self.open(user, device, resume, SameDevice::Replace);
+        self.resume_as(user, device, resume, SameDevice::Replace)
+    }
+
+    pub fn resume_as(
+        &mut self,
+        user: &str,
+        device: &str,
+        resume: Option<&str>,
+        same_device: SameDevice,
+    ) -> u64 {
+        let conn = self.open(user, device, resume, same_device);
         self.settle();
         conn
     }
@@ -635,6 +645,12 @@ impl World {
                 self.event(Event::Found { read, found });
             }
             Action::Claim { conn, open } if self.refuse_claims => {
+                self.event(Event::Claimed { conn, open, claim: Claim::InUse });
+            }
+            Action::Claim { conn, open }
+                if open.same_device == SameDevice::Refuse
+                    && self.routes.iter().any(|r| r.0 == open.user && r.1 == open.device) =>
+            {
                 self.event(Event::Claimed { conn, open, claim: Claim::InUse });
             }
             Action::Claim { conn, open } => {
