@@ -7,10 +7,10 @@ use bowline_delivery::Verdict;
 use bowline_protocol::{
     CloseCode, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    link::{Answer, ConnRef, Down, NodeRef, Open, Request, SameDevice, Send, SendTarget, Up},
+    link::{Answer, ConnRef, Down, NodeRef, Request, SameDevice, Send, SendTarget, Up},
 };
 use std::sync::Arc;
-use support::{MemStore, World, body, config, read, recv, send};
+use support::{MemStore, World, body, config, opening, read, recv, send};
 
 const AB: &str = "d:a:b";
 
@@ -579,16 +579,7 @@ fn news_that_wait_know_of_a_device_that_came_meanwhile() {
 fn a_login_that_a_link_brings_twice_is_one() {
     let mut world = World::new();
     let a = world.connect("a", "1");
-    let open = Open {
-        user: UserId::trusted("a"),
-        device: DeviceId::trusted("1"),
-        class: None,
-        channel: None,
-        session: "s1".into(),
-        resume: None,
-        same_device: SameDevice::Replace,
-    };
-    world.up(a, Up::Open(open));
+    world.up(a, Up::Open(opening("a", "1", a)));
     assert_eq!(world.accepts[&a], 1, "its numbers go on");
     let b = world.connect("b", "1");
     world.frame(b, &send("m", "a"));

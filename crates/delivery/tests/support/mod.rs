@@ -316,7 +316,7 @@ pub struct World {
     pub closed: HashMap<u64, CloseCode>,
     pub answers: HashMap<u64, Answer>,
     pub verdicts: VecDeque<u64>,
-    routes: Vec<(UserId, DeviceId, ConnRef, SameDevice)>,
+    pub routes: Vec<(UserId, DeviceId, ConnRef, SameDevice)>,
     /// What the store answers to the next transactions instead of carrying them out.
     pub failures: usize,
     pub commits: usize,
@@ -435,20 +435,12 @@ impl World {
         conn
     }
 
-    fn open(&mut self, user: &str, device: &str, resume: Option<&str>, same_device: SameDevice) -> u64 {
+    /// What [`World::connect`] says; the turn is still to come.
+    pub fn open(&mut self, user: &str, device: &str, resume: Option<&str>, same_device: SameDevice) -> u64 {
         let conn = self.next_conn;
         self.next_conn += 1;
-        let open = Open {
-            user: UserId::trusted(user),
-            device: DeviceId::trusted(device),
-            class: None,
-            channel: None,
-            session: format!("s{conn}").into(),
-            resume: resume.map(Into::into),
-            same_device,
-        };
-        let from = self.conn_ref(conn);
-        self.event(Event::Uplink(Uplink { from, event: Up::Open(open) }));
+        let resume = resume.map(Into::into);
+        self.give(conn, Up::Open(Open { resume, same_device, ..opening(user, device, conn) }));
         conn
     }
 
@@ -509,18 +501,37 @@ impl World {
         self.answers.remove(&request_id).expect("every request is answered")
     }
 
+    /// One event; the turn is still to come.
+    pub fn give(&mut self, conn: u64, event: Up) {
+        let from = self.conn_ref(conn);
+        self.event(Event::Uplink(Uplink { from, event }));
+    }
+
     fn event(&mut self, event: Event) {
         self.core.on_event(event, self.now);
     }
 
+    /// Lets time pass as the driver does: from one timer to the next, and nothing happens between.
     pub fn advance(&mut self, ms: u64) {
-        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
         self.settle();
+        let end = self.now.mono + ms;
+        while let Some(due) = self.core.next_due().filter(|due| *due <= end) {
+            assert!(due > self.now.mono, "what was due has happened");
+            self.pass(due - self.now.mono);
+            self.settle();
+        }
+        self.pass(end - self.now.mono);
+        self.core.on_turn(self.now);
+        assert_eq!(self.core.take_actions(), [], "nothing happens before its timer");
+    }
+
+    fn pass(&mut self, ms: u64) {
+        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
     }
 
     /// One turn later; what is looked up in it is answered when the world settles again.
     pub fn advance_before_reads(&mut self, ms: u64) {
-        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
+        self.pass(ms);
         let was_backwards = std::mem::replace(&mut self.backwards, true);
         self.core.on_turn(self.now);
         for action in self.core.take_actions() {
@@ -663,6 +674,19 @@ impl World {
 
     pub fn last_seq(&self, conversation: &str) -> Seq {
         self.store.conversations.get(conversation).map_or(0, MemConversation::last)
+    }
+}
+
+/// What a connection says when it opens.
+pub fn opening(user: &str, device: &str, conn: u64) -> Open {
+    Open {
+        user: UserId::trusted(user),
+        device: DeviceId::trusted(device),
+        class: None,
+        channel: None,
+        session: format!("s{conn}").into(),
+        resume: None,
+        same_device: SameDevice::Replace,
     }
 }
 

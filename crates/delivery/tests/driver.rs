@@ -1,0 +1,115 @@
+//! What the threads around the core rely on: when it has something to do, how much waits, what happened so far.
+
+#[allow(dead_code)]
+mod support;
+
+use bowline_delivery::{Config, Counters};
+use bowline_protocol::link::{SameDevice, Up};
+use support::{MemStore, World, config, opening, recv, send};
+
+const AB: &str = "d:a:b";
+
+#[test]
+fn while_the_core_is_held_what_comes_collects_for_one_transaction() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m0", "b"));
+    let before = world.commits;
+    world.core.hold(true);
+    for n in 1..=3 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    assert_eq!((world.commits, world.core.queue_depth(), world.last_seq(AB)), (before, 3, 1));
+    world.core.hold(false);
+    world.settle();
+    assert_eq!((world.commits, world.core.queue_depth(), world.last_seq(AB)), (before + 1, 0, 4));
+}
+
+#[test]
+fn what_is_under_way_to_the_store_waits_as_well() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m0", "b"));
+    world.late_outcomes = true;
+    world.frames(&[(a, &send("m1", "b")), (a, &send("m2", "b"))]);
+    world.frame(a, &send("m3", "b"));
+    assert_eq!(world.core.queue_depth(), 3, "two under way, one behind them");
+    world.tell_outcomes();
+    assert_eq!(world.core.queue_depth(), 0);
+}
+
+#[test]
+fn every_transaction_has_at_most_the_messages_it_may_have() {
+    let mut world = World::with(Config { batch_max: 7, ..config() }, MemStore::default());
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m", "b"));
+    let before = world.commits;
+    let texts: Vec<String> = (0..21).map(|n| send(&format!("m{n}"), "b")).collect();
+    let frames: Vec<(u64, &str)> = texts.iter().map(|text| (a, text.as_str())).collect();
+    world.frames(&frames);
+    assert_eq!(world.commits - before, 3);
+}
+
+#[test]
+fn a_login_that_a_link_brings_twice_is_claimed_once() {
+    let mut world = World::new();
+    let a = world.open("a", "1", None, SameDevice::Replace);
+    world.give(a, Up::Open(opening("a", "1", a)));
+    world.settle();
+    assert_eq!(world.accepts[&a], 1);
+}
+
+#[test]
+fn who_leaves_before_its_route_is_claimed_leaves_no_route() {
+    let mut world = World::new();
+    let a = world.open("a", "1", None, SameDevice::Replace);
+    world.give(a, Up::Closed(bowline_protocol::CloseCode::Bye));
+    world.settle();
+    assert!(world.routes.is_empty() && !world.accepted.contains_key(&a));
+    assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn what_is_for_the_gateway_is_answered_all_the_same() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    for text in [r#"{"type":"ping"}"#, r#"{"type":"pong"}"#, r#"{"type":"connect","token":"t"}"#] {
+        world.frame(a, text);
+        assert_eq!(world.brief(a), ["error unknown_type "], "{text}");
+    }
+    assert_eq!(world.decided[&a], 3, "nothing is left undecided");
+}
+
+#[test]
+fn the_counters_say_what_happened() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    let counted = |world: &World| {
+        let Counters { messages_stored, messages_repeated, messages_refused, .. } = world.core.counters();
+        (messages_stored, messages_repeated, messages_refused)
+    };
+    for n in 1..=3 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.frame(a, &send("m1", "b"));
+    world.frame(a, &send("m2", "b"));
+    world.frame(a, &send("m2", "c"));
+    world.frame(a, r#"{"type":"msg.send","id":"x","conversation_id":"g:none","body":1}"#);
+    assert_eq!(counted(&world), (3, 2, 2));
+    let Counters { pushes, redeliveries, receipts, .. } = world.core.counters();
+    assert_eq!((pushes, redeliveries, receipts), (3, 0, 0));
+    world.advance(3_000);
+    world.frame(b, &recv(AB, 2));
+    let Counters { pushes, redeliveries, receipts, .. } = world.core.counters();
+    assert_eq!((pushes, redeliveries, receipts), (3, 3, 1));
+    world.failures = 2;
+    world.frames(&[(a, &send("m4", "b"))]);
+    world.frames(&[(a, &send("m4", "b"))]);
+    assert_eq!((counted(&world), world.core.counters().transactions_failed), ((3, 2, 4), 2));
+    assert_eq!(world.core.counters().transactions, world.commits as u64);
+    let event = Box::new(bowline_protocol::link::Down::Decided(1));
+    for no in [90, 91] {
+        world.up(b, Up::NotHere { no, event: event.clone(), gone: true });
+    }
+    assert_eq!(world.core.counters().not_here, 2);
+}
