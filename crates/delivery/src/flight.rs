@@ -167,6 +167,40 @@ mod tests {
     }
 
     #[test]
+    fn what_is_acknowledged_in_the_middle_of_a_range_is_not_repeated() {
+        let mut flight = flight(&[(1, 0), (2, 0), (3, 0), (5, 500)]);
+        assert_eq!((flight.first(), flight.last()), (Some(1), Some(5)));
+        assert!(!flight.drop_up_to(0));
+        assert!(flight.drop_up_to(2));
+        assert_eq!(flight.first(), Some(3));
+        assert!(!flight.drop_up_to(2), "that was known");
+        assert!(flight.drop_up_to(4));
+        assert_eq!((flight.first(), flight.last()), (Some(5), Some(5)));
+        assert!(flight.drop_up_to(5) && !flight.drop_up_to(9));
+        assert_eq!((flight.first(), flight.last(), flight.due(10)), (None, None, None));
+    }
+
+    #[test]
+    fn what_goes_to_a_second_connection_is_pushed_once() {
+        let mut flight = flight(&[(3, 0), (3, 0), (2, 0)]);
+        assert_eq!((flight.first(), flight.last(), flight.ranges.len()), (Some(3), Some(3), 1));
+        // A range that was repeated already does not grow: what is new has its attempts before it.
+        assert_eq!(seqs(&flight.take_due(10, 10, 3)), [(3, 3)]);
+        flight.on_pushed(4, 10);
+        assert_eq!((flight.ranges.len(), flight.due(10)), (2, Some(20)));
+    }
+
+    #[test]
+    fn one_timer_at_a_time_looks_at_a_flight() {
+        let mut flight = flight(&[]);
+        assert!(!flight.take_timer(5), "none was set");
+        assert!(flight.arm(5) && !flight.arm(7));
+        assert!(!flight.take_timer(7) && flight.take_timer(5) && !flight.take_timer(5));
+        assert!(flight.arm(0), "at the very beginning of time, too");
+        assert!(!flight.arm(3) && flight.take_timer(0));
+    }
+
+    #[test]
     fn a_burst_is_one_range() {
         let flight = flight(&[(1, 0), (2, 1), (4, 50), (5, 100), (6, 101)]);
         let ranges: Vec<_> = flight.ranges.iter().copied().collect();
