@@ -4,7 +4,7 @@ use bowline_delivery::{
     Action, Config, Core, Event, Now, Retention, Verdict,
     persist::{
         Batch, ConversationState, Device, Found, Ledger, Member, Message, Outcome, Overdue, Query, Receipt,
-        Refused, Summary, Waiting, Write,
+        Refused, Summary, Waiting, Write, partition_of,
     },
 };
 use bowline_protocol::{
@@ -14,7 +14,7 @@ use bowline_protocol::{
 use bytes::Bytes;
 use serde_json::Value;
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -291,6 +291,24 @@ impl MemStore {
     }
 }
 
+/// Every partition that is written to is fenced, once, and no other.
+fn check_fences(batch: &Batch, epoch: u64) {
+    let written = batch.writes.iter().filter_map(|write| match write {
+        Write::Message(message) => Some(&message.conversation),
+        Write::CreateConversation { conversation, .. }
+        | Write::PutMember { conversation, .. }
+        | Write::RemoveMember { conversation, .. }
+        | Write::RenameConversation { conversation, .. }
+        | Write::DeleteConversation { conversation }
+        | Write::ExpireMessages { conversation, .. } => Some(conversation),
+        Write::PutDevice { .. } | Write::ForgetDevice { .. } | Write::ForgetIds { .. } => None,
+    });
+    let written: BTreeSet<u16> = written.map(partition_of).collect();
+    let fenced: BTreeSet<u16> = batch.fences.iter().map(|fence| fence.partition).collect();
+    assert_eq!((written, batch.fences.len()), (fenced.clone(), fenced.len()), "{batch:?}");
+    assert!(batch.fences.iter().all(|fence| fence.epoch == epoch));
+}
+
 /// Counted from the messages themselves, not from what the core says of them.
 fn waiting_of(conversation: &MemConversation, user: &UserId, member: &Member) -> u64 {
     conversation
@@ -320,6 +338,11 @@ pub struct World {
     /// What the store answers to the next transactions instead of carrying them out.
     pub failures: usize,
     pub commits: usize,
+    /// The last transaction that the store was given.
+    pub last_batch: Batch,
+    /// Conversations that were loaded, in order; and the lane of each look-up.
+    pub loads: Vec<ConversationId>,
+    pub lanes: Vec<u64>,
     /// Look-ups are answered in the opposite order, later than everything else.
     pub backwards: bool,
     /// Look-ups are not answered.
@@ -378,6 +401,9 @@ impl World {
             routes: Vec::new(),
             failures: 0,
             commits: 0,
+            last_batch: Batch::default(),
+            loads: Vec::new(),
+            lanes: Vec::new(),
             backwards: false,
             is_silent: false,
             reads: Vec::new(),
@@ -492,11 +518,17 @@ impl World {
         self.frames(&[(conn, text)]);
     }
 
-    pub fn request(&mut self, request: Request) -> Answer {
+    /// A request of the API; the turn is still to come.
+    pub fn give_request(&mut self, request: Request) -> u64 {
         self.next_request += 1;
         let from = ConnRef { node: self.node.clone(), connection: 0, login: 0 };
         let request_id = self.next_request;
         self.event(Event::Uplink(Uplink { from, event: Up::Request { request_id, request } }));
+        request_id
+    }
+
+    pub fn request(&mut self, request: Request) -> Answer {
+        let request_id = self.give_request(request);
         self.settle();
         self.answers.remove(&request_id).expect("every request is answered")
     }
@@ -576,6 +608,12 @@ impl World {
     }
 
     fn carry_out(&mut self, action: Action) {
+        if let Action::Read { lane, query, .. } = &action {
+            self.lanes.push(*lane);
+            if let Query::Conversation { conversation, .. } = query {
+                self.loads.push(conversation.clone());
+            }
+        }
         match action {
             Action::Send(message) => {
                 if let Down::Answer { request_id, answer } = message.event {
@@ -609,6 +647,8 @@ impl World {
             }
             Action::Commit(batch) => {
                 self.commits += 1;
+                check_fences(&batch, self.config.owner_epoch);
+                self.last_batch = (*batch).clone();
                 let outcome = if self.failures > 0 {
                     self.failures -= 1;
                     Outcome::Failed("disk full".into())
