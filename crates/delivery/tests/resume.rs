@@ -275,3 +275,210 @@ fn a_store_that_does_not_answer_keeps_nobody_out() {
     assert!(resumed);
     assert_eq!(world.brief(conn), ["again 1"]);
 }
+
+/// Messages of so many users, one each, that `conn` is pushed or misses.
+fn one_each(world: &mut World, users: std::ops::Range<usize>) {
+    for n in users {
+        let conn = world.connect(&format!("u{n:03}"), "1");
+        world.frame(conn, &send("m", "b"));
+    }
+}
+
+#[test]
+fn only_who_was_not_sent_away_may_go_on() {
+    for code in CloseCode::ALL {
+        let mut world = World::new();
+        let b = world.connect("b", "1");
+        world.up(b, Up::Closed(code));
+        // Whose end was its own, the network's or the server's plan; not whose identity was refused or taken.
+        let may = !matches!(
+            code,
+            CloseCode::ConnectTimeout
+                | CloseCode::Replaced
+                | CloseCode::Unauthenticated
+                | CloseCode::Revoked
+                | CloseCode::Kicked
+                | CloseCode::Policy
+                | CloseCode::DeviceInUse
+                | CloseCode::Version
+        );
+        assert_eq!(resume(&mut world, "b", "1", b).1, may, "{code:?}");
+    }
+}
+
+#[test]
+fn a_session_with_as_much_open_as_may_be_is_held_and_with_more_it_is_not() {
+    let max = limits::RESUME_CONVERSATIONS_MAX;
+    for (announced, pushed, is_held) in
+        [(0, max, true), (max / 2, max / 2, true), (0, max + 1, false), (max / 2, max / 2 + 1, false)]
+    {
+        let mut world = World::new();
+        let first = world.connect("b", "1");
+        world.disconnect(first);
+        one_each(&mut world, 0..announced);
+        let b = world.connect("b", "1");
+        one_each(&mut world, announced..announced + pushed);
+        world.take(b);
+        lose(&mut world, b);
+        let (b, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!(resumed, is_held, "{announced} announced, {pushed} pushed");
+        if resumed {
+            let words: Vec<String> = world.brief(b).iter().map(|text| text[..5].to_owned()).collect();
+            let count = |word: &str| words.iter().filter(|w| *w == word).count();
+            assert_eq!((count("push "), count("again")), (announced, pushed));
+        }
+    }
+}
+
+#[test]
+fn as_many_conversations_and_messages_as_may_be_are_pushed_and_more_are_announced() {
+    let (conversations, messages) = (limits::RESUME_CONVERSATIONS_MAX, limits::RESUME_MESSAGES_MAX as usize);
+    for (count, is_resumed) in [(conversations, true), (conversations + 1, false)] {
+        let mut world = World::new();
+        let b = world.connect("b", "1");
+        lose(&mut world, b);
+        one_each(&mut world, 0..count);
+        let (b, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!((resumed, world.take(b).len() > 2), (is_resumed, is_resumed), "{count} conversations");
+    }
+    // More than one page of one conversation, and some of another, together exactly as many as may be.
+    let mut world = World::new();
+    let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m0", "b"));
+    world.frame(b, &recv(AB, 1));
+    lose(&mut world, b);
+    let texts: Vec<String> = (1..=messages).map(|n| send(&format!("m{n}"), "b")).collect();
+    let frames: Vec<(u64, &str)> = texts
+        .iter()
+        .enumerate()
+        .map(|(n, text)| (if n < messages - 10 { a } else { c }, text.as_str()))
+        .collect();
+    world.frames(&frames);
+    let looked_up = world.lanes.len();
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    let pushes = world.take(b);
+    let of = |id: &str| {
+        pushes
+            .iter()
+            .filter(|f| f["conversation_id"] == id)
+            .filter_map(|f| f["seq"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(AB), Vec::from_iter(2..=messages as u64 - 9));
+    assert_eq!(of("d:b:c"), Vec::from_iter(1..=10));
+    // What waits, three pages of the one and one of the other.
+    assert_eq!(world.lanes.len() - looked_up, 5);
+}
+
+#[test]
+fn bodies_are_counted_over_all_conversations_and_to_the_byte() {
+    for more in [0, 1] {
+        let mut world = World::new();
+        let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+        lose(&mut world, b);
+        let half = limits::RESUME_BYTES_MAX / 2;
+        for (conn, length) in [(a, half), (c, half + more)] {
+            // With its quotes.
+            let body = "x".repeat(length - 2);
+            world.frame(conn, &format!(r#"{{"type":"msg.send","id":"m","to":"b","body":"{body}"}}"#));
+        }
+        let (_, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!(resumed, more == 0);
+    }
+}
+
+#[test]
+fn an_attempt_that_ends_before_it_is_answered_prolongs_the_session() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.advance(14_000);
+    world.is_silent = true;
+    let attempt = world.resume("b", "1", Some(&format!("s{b}")));
+    world.up(attempt, Up::Closed(CloseCode::HeartbeatTimeout));
+    world.is_silent = false;
+    world.advance(14_999);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed, "held from the attempt on");
+    assert_eq!(world.brief(b), ["again 1"]);
+}
+
+#[test]
+fn more_than_is_held_for_a_resume_is_announced() {
+    // Pushes, and what else it would be sent.
+    for (max, text) in [(limits::HELD_PUSHES_MAX, "m"), (limits::EARLY_FRAMES_MAX, "r")] {
+        for more in [0, 1] {
+            let mut world = World::new();
+            let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+            let own: Vec<String> = (1..=max + more).map(|n| send(&format!("b{n}"), "a")).collect();
+            world.frames(&own.iter().map(|text| (b, text.as_str())).collect::<Vec<_>>());
+            lose(&mut world, b);
+            let count = (max + more) as u64;
+            let meanwhile: Vec<String> = (1..=count)
+                .map(|n| if text == "m" { send(&format!("m{n}"), "b") } else { recv(AB, n) })
+                .collect();
+            (world.backwards, world.hold_reads) = (true, true);
+            let attempt = world.resume("b", "1", Some(&format!("s{b}")));
+            assert!(!world.accepted.contains_key(&attempt));
+            meanwhile.iter().for_each(|text| world.frame(a, text));
+            (world.backwards, world.hold_reads) = (false, false);
+            world.settle();
+            assert_eq!(world.accepted[&attempt], more == 0, "{text} {more}");
+            let told = world.brief(attempt);
+            match (text, more) {
+                ("m", 0) => assert_eq!((told.len(), &told[0][..]), (max, &*format!("push {}", max + 1))),
+                ("m", _) => assert_eq!(told, [format!("notice d:a:b 1-{} u{}", count * 2, count)]),
+                (_, 0) => assert_eq!((told.len(), &told[max - 1][..]), (max, &*format!("delivered {max} a"))),
+                (_, _) => assert_eq!(told.len(), max, "one receipt did not fit"),
+            }
+            // From here on as ever.
+            world.frame(a, &send("after", "b"));
+            assert_eq!(world.brief(attempt).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn what_was_pushed_in_one_conversation_says_nothing_of_another() {
+    let mut world = World::new();
+    let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+    for n in 1..=3 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.frame(c, &send("m1", "b"));
+    lose(&mut world, b);
+    world.frame(c, &send("m2", "b"));
+    world.frame(a, &send("m4", "b"));
+    let (b, _) = resume(&mut world, "b", "1", b);
+    let told = world.take(b);
+    let of =
+        |id: &str| told.iter().filter(|f| f["conversation_id"] == id).map(support::brief).collect::<Vec<_>>();
+    assert_eq!(
+        (of(AB), of("d:b:c")),
+        (
+            vec!["again 1".into(), "again 2".into(), "again 3".into(), "push 4".to_owned()],
+            vec!["again 1".into(), "push 2".to_owned()]
+        )
+    );
+    world.frames(&[(b, &recv(AB, 4)), (b, &recv("d:b:c", 2))]);
+    world.advance(60_000);
+    assert_eq!(world.brief(b), [""; 0]);
+}
+
+#[test]
+fn what_came_just_before_the_end_and_was_received_by_nobody_comes_again_once() {
+    // Long after its last attempt the server has no note of it but its time.
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.advance(60_000);
+    world.take(b);
+    lose(&mut world, b);
+    // In the very moment of the end, and later.
+    world.frame(a, &send("m2", "b"));
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(b), ["again 1", "push 2"]);
+}
