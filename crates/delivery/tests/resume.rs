@@ -407,35 +407,34 @@ fn an_attempt_that_ends_before_it_is_answered_prolongs_the_session() {
 
 #[test]
 fn more_than_is_held_for_a_resume_is_announced() {
-    // Pushes, and what else it would be sent.
-    for (max, text) in [(limits::HELD_PUSHES_MAX, "m"), (limits::EARLY_FRAMES_MAX, "r")] {
+    let renamed =
+        |n: usize| format!(r#"{{"type":"group.rename","id":"r","conversation_id":"g:t","name":"{n}"}}"#);
+    for (max, is_push) in [(limits::HELD_PUSHES_MAX, true), (limits::EARLY_FRAMES_MAX, false)] {
         for more in [0, 1] {
             let mut world = World::new();
             let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
-            let own: Vec<String> = (1..=max + more).map(|n| send(&format!("b{n}"), "a")).collect();
-            world.frames(&own.iter().map(|text| (b, text.as_str())).collect::<Vec<_>>());
+            world.frame(a, r#"{"type":"conversation.create","id":"c","group_id":"t","members":["b"]}"#);
             lose(&mut world, b);
-            let count = (max + more) as u64;
-            let meanwhile: Vec<String> = (1..=count)
-                .map(|n| if text == "m" { send(&format!("m{n}"), "b") } else { recv(AB, n) })
-                .collect();
-            (world.backwards, world.hold_reads) = (true, true);
-            let attempt = world.resume("b", "1", Some(&format!("s{b}")));
-            assert!(!world.accepted.contains_key(&attempt));
-            meanwhile.iter().for_each(|text| world.frame(a, text));
-            (world.backwards, world.hold_reads) = (false, false);
-            world.settle();
-            assert_eq!(world.accepted[&attempt], more == 0, "{text} {more}");
-            let told = world.brief(attempt);
-            match (text, more) {
-                ("m", 0) => assert_eq!((told.len(), &told[0][..]), (max, &*format!("push {}", max + 1))),
-                ("m", _) => assert_eq!(told, [format!("notice d:a:b 1-{} u{}", count * 2, count)]),
-                (_, 0) => assert_eq!((told.len(), &told[max - 1][..]), (max, &*format!("delivered {max} a"))),
-                (_, _) => assert_eq!(told.len(), max, "one receipt did not fit"),
+            let text = |n| if is_push { send(&format!("m{n}"), "b") } else { renamed(n) };
+            let meanwhile: Vec<String> = (1..=max + more).map(text).collect();
+            let frames: Vec<(u64, &str)> = meanwhile.iter().map(|text| (a, text.as_str())).collect();
+            // Its conversation has to be in memory: this one is pushed in any case.
+            world.frame(a, &send("m0", "b"));
+            let conn = world.resume_amid("b", "1", &format!("s{b}"), &frames);
+            assert_eq!(world.accepted[&conn], more == 0, "{max} and {more} more");
+            let told = world.brief(conn);
+            match (is_push, more) {
+                (true, 0) => assert_eq!(told, (1..=max + 1).map(|n| format!("push {n}")).collect::<Vec<_>>()),
+                (true, _) => assert_eq!(told, [format!("notice d:a:b 1-{0} u{0}", max + 2)]),
+                (false, 0) => assert_eq!(
+                    (told.len(), &told[0][..], &told[max][..]),
+                    (max + 1, "changed renamed", "push 1")
+                ),
+                (false, _) => assert_eq!((told.len(), &told[max][..]), (max + 1, "notice d:a:b 1-1 u1")),
             }
             // From here on as ever.
             world.frame(a, &send("after", "b"));
-            assert_eq!(world.brief(attempt).len(), 1);
+            assert_eq!(world.brief(conn).len(), 1);
         }
     }
 }
