@@ -486,6 +486,16 @@ impl World {
         }
     }
 
+    /// Takes the look-ups that wait, so that the test answers them itself.
+    pub fn take_reads(&mut self) -> Vec<(u64, Query)> {
+        std::mem::take(&mut self.reads)
+    }
+
+    pub fn answer(&mut self, read: u64, found: Found) {
+        self.event(Event::Found { read, found });
+        self.settle();
+    }
+
     /// Coordination loses everything.
     pub fn forget_routes(&mut self) {
         self.routes.clear();
