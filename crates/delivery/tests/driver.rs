@@ -4,7 +4,11 @@
 mod support;
 
 use bowline_delivery::{Config, Counters};
-use bowline_protocol::link::{SameDevice, Up};
+use bowline_protocol::{
+    CloseCode, UserId,
+    link::{ConnRef, Down, Request, SameDevice, Up},
+};
+use std::sync::Arc;
 use support::{MemStore, World, config, opening, recv, send};
 
 const AB: &str = "d:a:b";
@@ -63,10 +67,57 @@ fn a_login_that_a_link_brings_twice_is_claimed_once() {
 fn who_leaves_before_its_route_is_claimed_leaves_no_route() {
     let mut world = World::new();
     let a = world.open("a", "1", None, SameDevice::Replace);
-    world.give(a, Up::Closed(bowline_protocol::CloseCode::Bye));
+    world.give(a, Up::Closed(CloseCode::Bye));
     world.settle();
     assert!(world.routes.is_empty() && !world.accepted.contains_key(&a));
     assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn a_number_that_a_gateway_gave_to_a_new_connection_is_the_new_ones() {
+    let mut world = World::new();
+    world.hold_claims = true;
+    let old = world.open("a", "1", None, SameDevice::Replace);
+    world.settle();
+    // Before the first is claimed its connection has ended, and another one has the number.
+    let new = ConnRef { login: old + 100, ..world.conn_ref(old) };
+    world.up_from(new.clone(), Up::Open(opening("c", "1", old)));
+    world.give(old, Up::Closed(CloseCode::Bye));
+    world.tell_claims();
+    assert_eq!(world.routes.iter().map(|route| route.2.login).collect::<Vec<_>>(), [new.login]);
+    let b = world.connect("b", "1");
+    world.frames(&[(b, &send("m1", "a")), (b, &send("m2", "c"))]);
+    assert_eq!(world.brief(old), ["push 1"]);
+    world.up_from(new, Up::Closed(CloseCode::Bye));
+    assert_eq!(world.core.table_sizes()[..2], [1, 1]);
+}
+
+#[test]
+fn an_event_for_many_connections_goes_to_each_node_once() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    let conns: Vec<u64> =
+        (0..6).map(|n| world.connect_on(["n2", "n3", "n1"][n % 3], "b", &format!("{n}"))).collect();
+    world.frame(a, &send("m1", "b"));
+    let before = world.downlinks;
+    world.frame(a, &send("m2", "b"));
+    assert_eq!(world.downlinks - before, 4, "the ack, and a push for each of three nodes");
+    for conn in conns {
+        assert_eq!(world.brief(conn), ["push 1", "push 2"]);
+    }
+}
+
+#[test]
+fn a_close_that_did_not_arrive_keeps_its_reason() {
+    let mut world = World::new();
+    let b = world.connect("b", "1");
+    let reason: Option<Arc<str>> = Some("spam".into());
+    let event = Down::Close { code: CloseCode::Kicked, reason: reason.clone() };
+    let (user, code) = (UserId::trusted("b"), CloseCode::Kicked);
+    world.request(Request::Kick { user, device: None, reason: reason.clone(), code });
+    world.reasons.clear();
+    world.up(b, Up::NotHere { no: 2, event: Box::new(event), gone: true });
+    assert_eq!(world.reasons[&b], reason);
 }
 
 #[test]
@@ -107,7 +158,7 @@ fn the_counters_say_what_happened() {
     world.frames(&[(a, &send("m4", "b"))]);
     assert_eq!((counted(&world), world.core.counters().transactions_failed), ((3, 2, 4), 2));
     assert_eq!(world.core.counters().transactions, world.commits as u64);
-    let event = Box::new(bowline_protocol::link::Down::Decided(1));
+    let event = Box::new(Down::Decided(1));
     for no in [90, 91] {
         world.up(b, Up::NotHere { no, event: event.clone(), gone: true });
     }

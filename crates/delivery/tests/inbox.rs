@@ -287,3 +287,22 @@ fn the_api_sees_which_devices_are_connected_and_since_when() {
     assert_eq!(world.request(kick(None)), Answer::Closed { count: 2 });
     assert_eq!(world.core.table_sizes()[0], 0);
 }
+
+#[test]
+fn a_device_counts_from_its_login_on_before_it_was_told_anything() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &recv(AB, 1));
+    (world.backwards, world.hold_reads) = (true, true);
+    let b2 = world.connect("b", "2");
+    world.frame(a, &send("m2", "b"));
+    world.frame(b, &recv(AB, 2));
+    let member = &world.store.conversations[AB].members["b"];
+    assert_eq!((member.delivered, member.position(&DeviceId::trusted("2"))), (2, 1));
+    world.disconnect(b2);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    let b2 = world.connect("b", "2");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-2 u2"]);
+}

@@ -354,6 +354,17 @@ pub struct World {
     pub accepts: HashMap<u64, u32>,
     /// Coordination says "in use" to every login.
     pub refuse_claims: bool,
+    /// Claims of routes wait until [`World::tell_claims`].
+    pub hold_claims: bool,
+    claims: Vec<(ConnRef, Box<Open>)>,
+    /// Connections that are not on the first node.
+    elsewhere: HashMap<u64, Arc<NodeRef>>,
+    /// The newest number of each connection's events, and those that did not arrive.
+    numbers: HashMap<u64, u64>,
+    missing: BTreeSet<(u64, u64)>,
+    /// Messages to nodes, and why connections were closed.
+    pub downlinks: usize,
+    pub reasons: HashMap<u64, Option<Arc<str>>>,
     /// Outcomes wait until [`World::tell_outcomes`], although what they tell of is stored.
     pub late_outcomes: bool,
     outcomes: Vec<Outcome>,
@@ -412,6 +423,13 @@ impl World {
             accepts: HashMap::new(),
             refuse_claims: false,
             read_failures: 0,
+            hold_claims: false,
+            claims: Vec::new(),
+            elsewhere: HashMap::new(),
+            numbers: HashMap::new(),
+            missing: BTreeSet::new(),
+            downlinks: 0,
+            reasons: HashMap::new(),
             late_outcomes: false,
             outcomes: Vec::new(),
             hold_reads: false,
@@ -426,8 +444,25 @@ impl World {
         (self.next_conn, self.now) = (next_conn, now);
     }
 
-    fn conn_ref(&self, conn: u64) -> ConnRef {
-        ConnRef { node: self.node.clone(), connection: conn, login: conn }
+    pub fn conn_ref(&self, conn: u64) -> ConnRef {
+        let node = self.elsewhere.get(&conn).unwrap_or(&self.node).clone();
+        ConnRef { node, connection: conn, login: conn }
+    }
+
+    /// As [`World::connect`], on another node than the first.
+    pub fn connect_on(&mut self, node: &str, user: &str, device: &str) -> u64 {
+        let node = NodeRef { node_id: node.into(), boot_id: "b1".into() };
+        self.elsewhere.insert(self.next_conn, Arc::new(node));
+        self.connect(user, device)
+    }
+
+    /// Answers the claims that waited.
+    pub fn tell_claims(&mut self) {
+        self.hold_claims = false;
+        for (conn, open) in std::mem::take(&mut self.claims) {
+            self.carry_out(Action::Claim { conn, open });
+        }
+        self.settle();
     }
 
     /// The session of a connection is called after it: `s1`, `s2`.
@@ -550,6 +585,9 @@ impl World {
     }
 
     fn event(&mut self, event: Event) {
+        if let Event::Uplink(Uplink { from, event: Up::NotHere { no, .. } }) = &event {
+            self.missing.insert((from.connection, *no));
+        }
         self.core.on_event(event, self.now);
     }
 
@@ -630,7 +668,17 @@ impl World {
                     self.answers.insert(request_id, *answer);
                     return;
                 }
+                self.downlinks += 1;
                 for target in &message.to {
+                    assert_eq!(message.node, self.conn_ref(target.connection).node, "its own node is told");
+                    // Each event has the next number, but for one that is sent again and one outside the order.
+                    let last = self.numbers.entry(target.connection).or_default();
+                    if target.no == *last + 1 {
+                        *last = target.no;
+                    } else {
+                        let is_again = self.missing.contains(&(target.connection, target.no));
+                        assert!(target.no == 0 || is_again, "{} after {last}", target.no);
+                    }
                     match &message.event {
                         Down::Frame { frame, decided, .. } => {
                             *self.decided.entry(target.connection).or_default() += decided;
@@ -642,7 +690,11 @@ impl World {
                             self.sent.entry(target.connection).or_default().push(value);
                         }
                         Down::Decided(count) => *self.decided.entry(target.connection).or_default() += count,
-                        Down::Close { code, .. } | Down::Refused(code) => {
+                        Down::Close { code, reason } => {
+                            self.closed.insert(target.connection, *code);
+                            self.reasons.insert(target.connection, reason.clone());
+                        }
+                        Down::Refused(code) => {
                             self.closed.insert(target.connection, *code);
                         }
                         Down::Accepted { resumed } => {
@@ -683,6 +735,7 @@ impl World {
                 let found = self.store.read(&query);
                 self.event(Event::Found { read, found });
             }
+            Action::Claim { conn, open } if self.hold_claims => self.claims.push((conn, open)),
             Action::Claim { conn, open } if self.refuse_claims => {
                 self.event(Event::Claimed { conn, open, claim: Claim::InUse });
             }
