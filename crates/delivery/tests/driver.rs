@@ -47,11 +47,13 @@ fn every_transaction_has_at_most_the_messages_it_may_have() {
     let mut world = World::with(Config { batch_max: 7, ..config() }, MemStore::default());
     let a = world.connect("a", "1");
     world.frame(a, &send("m", "b"));
-    let before = world.commits;
-    let texts: Vec<String> = (0..21).map(|n| send(&format!("m{n}"), "b")).collect();
-    let frames: Vec<(u64, &str)> = texts.iter().map(|text| (a, text.as_str())).collect();
-    world.frames(&frames);
-    assert_eq!(world.commits - before, 3);
+    for (count, transactions) in [(7, 1), (8, 2), (14, 2), (15, 3)] {
+        let before = world.commits;
+        let texts: Vec<String> = (0..count).map(|n| send(&format!("m{count}.{n}"), "b")).collect();
+        let frames: Vec<(u64, &str)> = texts.iter().map(|text| (a, text.as_str())).collect();
+        world.frames(&frames);
+        assert_eq!(world.commits - before, transactions, "{count} messages");
+    }
 }
 
 #[test]
@@ -60,7 +62,7 @@ fn a_login_that_a_link_brings_twice_is_claimed_once() {
     let a = world.open("a", "1", None, SameDevice::Replace);
     world.give(a, Up::Open(opening("a", "1", a)));
     world.settle();
-    assert_eq!(world.accepts[&a], 1);
+    assert_eq!((world.accepts[&a], world.routes.len()), (1, 1), "and its route stays");
 }
 
 #[test]

@@ -306,3 +306,23 @@ fn a_device_counts_from_its_login_on_before_it_was_told_anything() {
     let b2 = world.connect("b", "2");
     assert_eq!(world.brief(b2), ["notice d:a:b 1-2 u2"]);
 }
+
+#[test]
+fn what_the_store_shows_before_it_is_known_to_be_durable_is_pushed_once_it_is() {
+    let mut world = World::new();
+    let (a, b2) = (world.connect("a", "1"), world.connect("b", "2"));
+    let first = world.connect("b", "1");
+    world.disconnect(first);
+    world.frames(&[(a, &send("m0", "c")), (a, &send("m1", "b"))]);
+    (world.backwards, world.hold_reads) = (true, true);
+    let b = world.connect("b", "1");
+    // Stored, and the look-up sees them; the outcome is told later.
+    world.late_outcomes = true;
+    world.frames(&[(a, &send("m2", "b")), (b2, &send("m3", "a")), (a, &send("m4", "c"))]);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.last_seq(AB), 3);
+    assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1"]);
+    world.tell_outcomes();
+    assert_eq!(world.brief(b), ["push 2", "push 3"]);
+}

@@ -343,3 +343,61 @@ fn a_device_has_its_own_messages_behind_what_it_received() {
     world.frame(b, &recv(AB, 4));
     assert_eq!(at(&world, "1"), 5);
 }
+
+#[test]
+fn the_timer_of_a_push_starts_when_it_is_written() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m0", "b"));
+    let b = world.connect("b", "1");
+    world.frame(b, &recv(AB, 1));
+    (world.backwards, world.hold_reads) = (true, true);
+    let b = world.connect("b", "1");
+    world.frame(a, &send("m1", "b"));
+    world.advance(2_000);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.brief(b), ["push 2"]);
+    world.advance(2_999);
+    assert_eq!(world.brief(b), [""; 0]);
+    world.advance(1);
+    assert_eq!(world.brief(b), ["again 2"]);
+}
+
+#[test]
+fn what_was_loaded_with_a_conversation_tells_who_sent_it() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    burst(&mut world, a, "b", 1..=30);
+    world.restart();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.take(a);
+    // The newest are loaded, those below are asked for.
+    for (seq, looked_up) in [(10, 2), (14, 1), (16, 0), (30, 0)] {
+        let before = world.lanes.len();
+        world.frame(b, &recv(AB, seq));
+        assert_eq!(
+            (world.lanes.len() - before, world.brief(a)),
+            (looked_up, vec![format!("delivered {seq} b")])
+        );
+    }
+}
+
+#[test]
+fn what_waits_for_a_look_up_keeps_nobody_busy() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    burst(&mut world, a, "b", 1..=30);
+    world.restart();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(b, &recv(AB, 1));
+    world.take(a);
+    (world.backwards, world.hold_reads) = (true, true);
+    world.frame(b, &recv(AB, 3));
+    let looked_up = world.lanes.len();
+    world.advance(10_000);
+    assert_eq!((world.lanes.len(), world.brief(a)), (looked_up, vec![]), "it is asked for once");
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.brief(a), ["delivered 3 b"]);
+}

@@ -398,6 +398,28 @@ fn members_that_move_in_the_same_transaction_are_lifted_all_the_same() {
 }
 
 #[test]
+fn who_leaves_or_clears_in_the_same_transaction_leaves_only_what_was_left() {
+    let ask = |kind: &str| format!(r#"{{"type":"{kind}","id":"q","conversation_id":"g:t"}}"#);
+    for text in [ask("group.leave"), ask("conversation.clear")] {
+        let (mut script, [a, b]) = five_messages();
+        script.world.is_silent = false;
+        script.world.frame(a, r#"{"type":"conversation.create","id":"q","group_id":"t","members":["b"]}"#);
+        for n in 1..=5 {
+            let message = format!(r#"{{"type":"msg.send","id":"t{n}","conversation_id":"g:t","body":{n}}}"#);
+            script.world.frame(a, &message);
+        }
+        script.world.is_silent = true;
+        script.world.core.hold(true);
+        take(&mut script, vec![run("g:t", &[(1, "a"), (2, "a"), (3, "a")])]);
+        script.world.frame(b, &text);
+        script.world.core.hold(false);
+        script.world.settle();
+        assert_eq!(script.world.store.ledger.expired, 5, "{text}: three by time, two with b");
+        script.world.check_ledger();
+    }
+}
+
+#[test]
 fn a_device_that_came_back_before_it_was_forgotten_keeps_its_place() {
     let (mut script, [a, _]) = five_messages();
     script.world.is_silent = false;
