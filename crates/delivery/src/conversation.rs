@@ -5,18 +5,16 @@ use bowline_protocol::{
     Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId,
     frame::{ReceiptKind, Role},
 };
-use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
 
 pub use crate::persist::Member;
 
-/// The committed state. What a transaction in flight will change stands in its `Staged`.
+/// The committed state, as far as something is decided by it; the name of a group is the store's. What a transaction
+/// in flight will change stands in its `Staged`.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     /// A direct conversation exists from its first message on; before, it has its two members all the same.
     pub exists: bool,
-    pub name: Option<String>,
-    pub meta: Option<Bytes>,
     pub last: Seq,
     pub last_ts: Millis,
     /// Up to here the messages are gone; the members are lifted to it.
@@ -49,8 +47,6 @@ impl Conversation {
         }
         Self {
             exists: true,
-            name: state.name,
-            meta: state.meta,
             last: state.last,
             last_ts: state.last_ts,
             floor: state.floor,
@@ -66,8 +62,6 @@ impl Conversation {
     pub fn empty(hasher: ahash::RandomState, now: Millis) -> Self {
         Self {
             exists: false,
-            name: None,
-            meta: None,
             last: 0,
             last_ts: 0,
             floor: 0,

@@ -125,8 +125,6 @@ impl Core {
             member_count: members.len(),
             exists: true,
             created: true,
-            name: Some(entry.name.clone()),
-            meta: Some(entry.meta.clone()),
             // Seeded as every other table: in which order members come must follow from the seed.
             members: std::collections::HashMap::with_hasher(self.hasher.clone()),
             ..Staged::default()
@@ -260,8 +258,6 @@ impl Core {
             }
             Change::Rename { name, meta } => {
                 (announcement.name, announcement.meta) = (name.clone(), meta.clone());
-                staged.name = name.clone().map(Some).or(staged.name.take());
-                staged.meta = meta.clone().map(Some).or(staged.meta.take());
                 writes.push(Write::RenameConversation {
                     conversation: id.clone(),
                     name: name.clone(),

@@ -99,8 +99,6 @@ impl Core {
         let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { return };
         (conversation.last, conversation.last_ts) = (staged.last, staged.last_ts);
         (conversation.exists, conversation.touched) = (staged.exists, now.mono);
-        conversation.name = staged.name.unwrap_or(conversation.name.take());
-        conversation.meta = staged.meta.unwrap_or(conversation.meta.take());
         for (user, member) in staged.members {
             conversation.put_member(user, member);
         }

@@ -244,7 +244,7 @@ fn a_push_is_repeated_after_one_two_and_four_timeouts_then_waits() {
     world.frame(a, &send("m", "b"));
     world.take(b);
     let mut at = Vec::new();
-    for tick in 1..400 {
+    for tick in 1..1_000 {
         world.advance(100);
         at.extend(world.brief(b).iter().map(|frame| (tick, frame.clone())));
     }

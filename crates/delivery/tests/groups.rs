@@ -369,3 +369,28 @@ fn a_group_is_written_once_with_its_members_and_their_roles() {
         members.iter().map(|(user, member)| format!("{user} {:?}", member.role)).collect();
     assert_eq!(rows, ["a Member", "b Owner", "c Member"]);
 }
+
+#[test]
+fn in_a_conversation_time_never_goes_back() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, r#"{"type":"conversation.create","id":"q","group_id":"t","members":["b"]}"#);
+    let created = world.now.wall;
+    let say = |n: u32| format!(r#"{{"type":"msg.send","id":"m{n}","conversation_id":"g:t","body":1}}"#);
+    // The clock jumps back right behind the creation, forth and back again.
+    for (n, (wall, ts)) in [(created - 500, created), (created + 90, created + 90), (created, created + 90)]
+        .into_iter()
+        .enumerate()
+    {
+        world.now.wall = wall;
+        world.take(a);
+        world.frame(a, &say(n as u32));
+        assert_eq!(world.take(a)[0]["ts"], ts);
+    }
+    world.restart();
+    let a = world.connect("a", "1");
+    world.now.wall = created;
+    world.take(a);
+    world.frame(a, &say(9));
+    assert_eq!(world.take(a)[0]["ts"], created + 90, "after a restart, too");
+}
