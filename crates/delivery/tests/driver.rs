@@ -3,9 +3,12 @@
 #[allow(dead_code)]
 mod support;
 
-use bowline_delivery::{Config, Counters};
+use bowline_delivery::{
+    Config, Counters,
+    persist::{PARTITION_COUNT, partition_of},
+};
 use bowline_protocol::{
-    CloseCode, UserId,
+    CloseCode, ConversationId, UserId,
     link::{ConnRef, Down, Request, SameDevice, Up},
 };
 use std::sync::Arc;
@@ -165,4 +168,16 @@ fn the_counters_say_what_happened() {
         world.up(b, Up::NotHere { no, event: event.clone(), gone: true });
     }
     assert_eq!(world.core.counters().not_here, 2);
+}
+
+#[test]
+fn conversations_are_dealt_out_to_partitions_evenly_and_for_ever() {
+    let mut counts = [0; PARTITION_COUNT as usize];
+    for n in 0..1_200 {
+        counts[usize::from(partition_of(&ConversationId::trusted(&format!("d:a:user{n}"))))] += 1;
+    }
+    assert!(counts.iter().all(|count| (60..=140).contains(count)), "{counts:?}");
+    // Who owns what is stored by partition.
+    let known = ["d:a:b", "g:t", "d:alice:bob"].map(|id| partition_of(&ConversationId::trusted(id)));
+    assert_eq!(known, [6, 7, 8]);
 }
