@@ -113,11 +113,8 @@ impl Core {
     }
 
     pub(crate) fn stage_create(&self, forming: &mut Forming, entry: &CreateEntry, now: Now) -> Effect {
+        // One at a time for each group: whatever else is asked of it waits, another creation included.
         let id = &entry.conversation;
-        if forming.staged.contains_key(id) {
-            let message = format!("group {id} exists already");
-            return Effect::Refuse(Refusal::new(ErrorCode::Conflict, message));
-        }
         let members: Vec<_> =
             entry.members.iter().map(|(u, role)| (u.clone(), new_member(*role, 1))).collect();
         let mut staged = Staged {

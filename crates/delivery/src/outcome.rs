@@ -141,10 +141,6 @@ impl Core {
             (Entry::ForgetIds { .. }, _) => self.on_swept(false, now),
             (Entry::Read(purpose), _) => self.read_again(*purpose),
             (Entry::Clear { asker, .. }, Effect::Refuse(refusal)) => self.refuse(&asker, refusal),
-            (Entry::Create(create), Effect::Refuse(refusal)) => {
-                self.refuse(&create.asker, refusal);
-                self.load_again(&create.conversation);
-            }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
             // Until the user's devices are found, which may have been looked up before this.
             (Entry::PutDevice { user, device, .. }, _)
@@ -178,10 +174,7 @@ impl Core {
             match (verdicts.remove(&index), item.entry) {
                 (Some(Refused::Duplicate(receipt)), Entry::Message(incoming)) => {
                     self.release_pending_id(&incoming.conversation);
-                    if receipt.seq == 0
-                        || receipt.conversation != incoming.conversation
-                        || receipt.hash != incoming.hash
-                    {
+                    if receipt.conversation != incoming.conversation || receipt.hash != incoming.hash {
                         self.refuse_incoming(&incoming, conflict(&incoming.id));
                         continue;
                     }

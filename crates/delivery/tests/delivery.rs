@@ -70,7 +70,11 @@ fn the_same_id_with_another_body_or_target_is_a_conflict() {
     let a = world.connect("a", "1");
     world.take(a);
     world.frame(a, &send("m", "c"));
-    assert_eq!(world.brief(a), ["error conflict m"]);
+    world.frame(a, r#"{"type":"msg.send","id":"m","to":"b","body":"other"}"#);
+    assert_eq!(world.brief(a), ["error conflict m", "error conflict m"]);
+    assert_eq!(world.core.counters().messages_repeated, 0);
+    world.frame(a, &send("m", "b"));
+    assert_eq!((world.brief(a), world.core.counters().messages_repeated), (vec!["ack m 1".to_owned()], 1));
     let b = world.connect("b", "1");
     world.take(b);
     world.frame(b, &send("m", "a"));

@@ -394,3 +394,17 @@ fn in_a_conversation_time_never_goes_back() {
     world.frame(a, &say(9));
     assert_eq!(world.take(a)[0]["ts"], created + 90, "after a restart, too");
 }
+
+#[test]
+fn the_application_is_not_asked_about_messages_of_those_who_are_no_members() {
+    let mut world = World::with(Config { before_send: true, ..config() }, MemStore::default());
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, r#"{"type":"conversation.create","id":"q","group_id":"t","members":[]}"#);
+    for text in ["g:t", "g:none", "d:a:c"] {
+        world
+            .frame(b, &format!(r#"{{"type":"msg.send","id":"{text}","conversation_id":"{text}","body":1}}"#));
+        assert_eq!((world.brief(b), world.verdicts.len()), (vec![format!("error forbidden {text}")], 0));
+    }
+    world.frame(a, r#"{"type":"msg.send","id":"m","conversation_id":"g:t","body":1}"#);
+    assert_eq!(world.verdicts.len(), 1);
+}

@@ -498,13 +498,13 @@ fn devices_that_stay_connected_are_written_once_a_day_a_thousand_users_at_a_time
     }
     world.settle();
     let written = |world: &World| world.last_batch.writes.len();
-    world.advance(limits::SEEN_MS - 1);
+    world.advance(24 * HOUR - 1);
     let commits = world.commits;
     world.advance(1);
     assert_eq!((world.commits - commits, written(&world)), (1, limits::SEEN_USERS));
     world.advance(limits::SWEEP_MS);
     assert_eq!((world.commits - commits, written(&world)), (2, 1));
-    world.advance(limits::SEEN_MS - 1);
+    world.advance(24 * HOUR - 1);
     assert_eq!(world.commits - commits, 2);
     world.advance(1);
     assert_eq!((world.commits - commits, written(&world)), (3, limits::SEEN_USERS));
