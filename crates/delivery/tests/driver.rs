@@ -5,10 +5,11 @@ mod support;
 
 use bowline_delivery::{
     Config, Counters,
-    persist::{PARTITION_COUNT, partition_of},
+    persist::{Member, PARTITION_COUNT, partition_of},
 };
 use bowline_protocol::{
-    CloseCode, ConversationId, UserId,
+    CloseCode, ConversationId, DeviceId, UserId,
+    frame::Role,
     link::{ConnRef, Down, Request, SameDevice, Up},
 };
 use std::sync::Arc;
@@ -180,4 +181,26 @@ fn conversations_are_dealt_out_to_partitions_evenly_and_for_ever() {
     // Who owns what is stored by partition.
     let known = ["d:a:b", "g:t", "d:alice:bob"].map(|id| partition_of(&ConversationId::trusted(id)));
     assert_eq!(known, [6, 7, 8]);
+}
+
+#[test]
+fn a_member_that_is_lifted_has_nobody_behind_who_is_not() {
+    let device = |name: &str, seq| (DeviceId::trusted(name), seq);
+    let mut member = Member {
+        role: Role::Member,
+        joined: 1,
+        first: 1,
+        delivered: 5,
+        read: 2,
+        own_above_delivered: 0,
+        own_above_read: 0,
+        lagging: vec![device("x", 1), device("y", 4)],
+    };
+    member.lift(3);
+    assert_eq!((member.first, member.delivered, member.read), (4, 5, 3));
+    assert_eq!(member.lagging, [device("x", 3), device("y", 4)]);
+    member.lift(5);
+    assert_eq!((member.first, member.delivered, member.read, &member.lagging[..]), (6, 5, 5, &[][..]));
+    member.lift(4);
+    assert_eq!((member.first, member.delivered, member.read), (6, 5, 5), "never back");
 }

@@ -296,8 +296,9 @@ fn the_api_sees_which_devices_are_connected_and_since_when() {
         reason: None,
         code: CloseCode::Kicked,
     };
-    world.connect("b", "2");
+    let two = world.connect("b", "2");
     assert_eq!(world.request(kick(Some("2"))), Answer::Closed { count: 1 });
+    assert_eq!(world.closed.keys().collect::<Vec<_>>(), [&two]);
     assert_eq!(world.core.table_sizes()[0], 1);
     world.connect("b", "3");
     assert_eq!(world.request(kick(None)), Answer::Closed { count: 2 });
@@ -375,4 +376,29 @@ fn a_device_that_the_store_has_not_taken_yet_stays_where_it_is() {
     world.frame(a, &send("m2", "c"));
     world.frame(c1, &recv("d:a:c", 2));
     assert_eq!(behind(&world), []);
+}
+
+#[test]
+fn who_leaves_before_its_devices_are_found_moves_no_other_device() {
+    let mut world = World::new();
+    let (a, b2) = (world.connect("a", "1"), world.connect("b", "2"));
+    let b = world.connect("b", "1");
+    [b, b2].into_iter().for_each(|conn| world.disconnect(conn));
+    world.frame(a, &send("m1", "b"));
+    (world.backwards, world.hold_reads) = (true, true);
+    let b = world.connect("b", "1");
+    let looked_up = world.lanes.len();
+    world.frame(b, &recv(AB, 1));
+    assert_eq!(world.lanes.len(), looked_up, "its devices are being looked up");
+    world.disconnect(b);
+    world.advance(1_000);
+    assert_eq!(world.lanes.len(), looked_up + 1, "once more, for what it said");
+    world.advance(1_000);
+    assert_eq!(world.lanes.len(), looked_up + 1);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    let member = &world.store.conversations[AB].members["b"];
+    assert_eq!((member.delivered, member.position(&DeviceId::trusted("2"))), (1, 0));
+    let b2 = world.connect("b", "2");
+    assert_eq!(world.brief(b2), ["notice d:a:b 1-1 u1"]);
 }

@@ -3,7 +3,10 @@
 #[allow(dead_code)]
 mod support;
 
-use bowline_delivery::{Config, limits, persist::Batch};
+use bowline_delivery::{
+    Config, limits,
+    persist::{Batch, Query},
+};
 use bowline_protocol::{
     ConversationId, ErrorCode, UserId,
     error::Refusal,
@@ -31,39 +34,60 @@ fn bytes(frame: &Value) -> usize {
 
 #[test]
 fn pages_are_full_and_never_too_large_whatever_their_ids() {
-    let mut world = World::new();
-    let a = world.connect("a", "1");
-    for n in 1..=40 {
-        let body = "x".repeat(100 + n);
-        world.frame(a, &format!(r#"{{"type":"msg.send","id":"m{n}","to":"b","body":"{body}"}}"#));
-    }
-    // Each control character takes six bytes in JSON.
-    for id in ["h".to_owned(), "\\u0001".repeat(64)] {
-        for frame_bytes_max in (1_000..1_300).step_by(3) {
-            world.config.frame_bytes_max = frame_bytes_max;
-            world.restart();
-            let a = world.connect("a", "2");
-            world.take(a);
-            let max = frame_bytes_max + SERVER_FIELDS_BYTES;
-            let mut after = 0;
-            loop {
-                world.frame(a, &history(&id, &format!(r#","after_seq":{after},"limit":200"#)));
-                let page = world.take(a).remove(0);
-                assert!(bytes(&page) <= max, "{} of {max}", bytes(&page));
-                let messages = page["messages"].as_array().expect("messages");
-                assert_eq!(messages[0]["seq"], after + 1);
-                let more = page["more"] == true;
-                // The next one would not have fitted, but for what is set aside for the ids.
-                let spare = 150 + 100 + id.len() + 6 * AB.len() + 64;
-                assert!(!more || bytes(&page) + spare > max, "{} of {max}", bytes(&page));
-                after += messages.len() as u64;
-                if !more {
-                    break;
-                }
+    // Quotes take two bytes in JSON, control characters six.
+    for (from, to) in [("a".to_owned(), "b".to_owned()), ("\"".repeat(63) + "a", "\"".repeat(63) + "b")] {
+        let conversation = format!("d:{from}:{to}");
+        let mut world = World::new();
+        let conn = world.connect(&from, "1");
+        for n in 1..=40 {
+            let body = "x".repeat(100 + n);
+            let (to, id) = (Value::from(to.as_str()), format!("m{n}"));
+            world.frame(conn, &format!(r#"{{"type":"msg.send","id":"{id}","to":{to},"body":"{body}"}}"#));
+        }
+        for id in ["h".to_owned(), "\\u0001".repeat(64)] {
+            for frame_bytes_max in (1_000..1_300).step_by(3) {
+                world.config.frame_bytes_max = frame_bytes_max;
+                world.restart();
+                let conn = world.connect(&from, "2");
+                world.take(conn);
+                all_pages(&mut world, conn, &conversation, &id);
             }
-            assert_eq!(after, 40);
         }
     }
+}
+
+/// Fetches forty messages from the first on.
+fn all_pages(world: &mut World, conn: u64, conversation: &str, id: &str) {
+    let max = world.config.frame_bytes_max + SERVER_FIELDS_BYTES;
+    let mut after = 0;
+    loop {
+        let text = Value::from(conversation);
+        world.frame(
+            conn,
+            &format!(
+                r#"{{"type":"history","id":"{id}","conversation_id":{text},"after_seq":{after},"limit":200}}"#
+            ),
+        );
+        let page = world.take(conn).remove(0);
+        assert!(bytes(&page) <= max, "{} of {max}", bytes(&page));
+        let messages = page["messages"].as_array().expect("messages");
+        // A message takes more than is spoken of here beside its body.
+        let (first, longest) = (messages[0]["seq"].as_u64(), 140 + from_bytes(&messages[0]) + 100);
+        assert_eq!(first, Some(after + 1));
+        let more = page["more"] == true;
+        // The next one would not have fitted, but for what is set aside for the ids.
+        let set_aside = id.len() + 6 * conversation.len() + 64;
+        assert!(!more || bytes(&page) + longest + set_aside > max, "{} of {max}", bytes(&page));
+        after += messages.len() as u64;
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(after, 40);
+}
+
+fn from_bytes(message: &Value) -> usize {
+    message["from"].to_string().len()
 }
 
 #[test]
@@ -457,4 +481,48 @@ fn clearing_what_nobody_has_written_to_is_nothing() {
     world.frame(a, r#"{"type":"conversation.clear","id":"q","conversation_id":"d:a:b"}"#);
     assert_eq!((world.brief(a), world.commits), (vec!["ok q".to_owned(), "changed cleared".into()], commits));
     assert!(!world.store.conversations.contains_key(AB));
+}
+
+#[test]
+fn the_store_is_asked_for_no_more_than_a_page_holds() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frames(&[(a, &send("m1", "b")), (a, &send("m2", "b"))]);
+    world.is_silent = true;
+    for (rest, from, to, newest) in
+        [(r#","after_seq":1"#, 2, 2, false), (r#","before_seq":2"#, 1, 1, true), ("", 1, 2, true)]
+    {
+        world.frame(a, &history("h", &format!(r#"{rest},"limit":7"#)));
+        let asked = world.take_reads().remove(0).1;
+        let bytes_max = (world.config.frame_bytes_max + SERVER_FIELDS_BYTES) as u64;
+        let conversation = ConversationId::trusted(AB);
+        assert_eq!(asked, Query::Messages { conversation, from, to, limit: 7, bytes_max, newest });
+    }
+}
+
+#[test]
+fn a_conversation_that_another_writer_deleted_is_nobodys() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    let ask = |kind: &str, id: &str| format!(r#"{{"type":"{kind}","id":"{id}","conversation_id":"g:t"}}"#);
+    world.frame(a, r#"{"type":"conversation.create","id":"q","group_id":"t","members":["b"]}"#);
+    world.frame(a, r#"{"type":"msg.send","id":"m1","conversation_id":"g:t","body":1}"#);
+    // Somebody else wrote number 2 behind the core's back, and deleted it all before it is looked at again.
+    let conversation = world.store.conversations.get_mut("g:t").expect("it exists");
+    let mut foreign = conversation.messages[0].clone();
+    (foreign.seq, foreign.id) = (2, bowline_protocol::MessageId::trusted("foreign"));
+    conversation.messages.push(foreign);
+    world.store.ledger.accepted += 1;
+    world.take(a);
+    (world.backwards, world.hold_reads) = (true, true);
+    world.frames(&[
+        (a, r#"{"type":"msg.send","id":"m2","conversation_id":"g:t","body":1}"#),
+        (a, &ask("conversation.clear", "c")),
+        (a, &ask("group.leave", "g")),
+    ]);
+    assert_eq!(world.brief(a), [""; 0]);
+    world.store.conversations.remove("g:t");
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    assert_eq!(world.brief(a), ["error forbidden m2", "error forbidden c", "error forbidden g"]);
 }

@@ -3,7 +3,10 @@
 #[allow(dead_code)]
 mod support;
 
-use bowline_delivery::{Config, limits};
+use bowline_delivery::{
+    Config, limits,
+    persist::{Found, Query},
+};
 use bowline_protocol::{
     CloseCode,
     link::{Down, Up},
@@ -480,4 +483,23 @@ fn what_came_just_before_the_end_and_was_received_by_nobody_comes_again_once() {
     let (b, resumed) = resume(&mut world, "b", "1", b);
     assert!(resumed);
     assert_eq!(world.brief(b), ["again 1", "push 2"]);
+}
+
+#[test]
+fn a_session_that_cannot_be_read_does_not_go_on() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.is_silent = true;
+    let conn = world.resume("b", "1", Some(&format!("s{b}")));
+    let waiting = world.take_reads().remove(0);
+    let found = world.store.read(&waiting.1);
+    world.answer(waiting.0, found);
+    let messages = world.take_reads().remove(0);
+    assert!(matches!(messages.1, Query::Messages { from: 1, to: 1, .. }), "{messages:?}");
+    world.is_silent = false;
+    world.answer(messages.0, Found::Failed("disk".into()));
+    assert!(!world.accepted[&conn]);
+    assert_eq!(world.brief(conn), ["notice d:a:b 1-1 u1"]);
 }
