@@ -627,7 +627,7 @@ impl World {
 
     /// Turns until nothing happens any more.
     pub fn settle(&mut self) {
-        for _ in 0..100_000 {
+        for _ in 0..10_000 {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
