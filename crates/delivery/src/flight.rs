@@ -66,7 +66,6 @@ impl Flight {
         }
         if let Some(last) = self.ranges.back_mut()
             && last.attempts == 0
-            && last.to < seq
             && now.saturating_sub(last.began) < limits::FLIGHT_SPAN_MS
         {
             (last.to, last.written) = (seq, now);

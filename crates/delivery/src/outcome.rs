@@ -227,9 +227,6 @@ impl Core {
         for (key, pending) in in_flight.positions {
             self.put_back(key, pending);
         }
-        if !self.position_order.is_empty() {
-            self.timers.arm(self.store_rest_until, Timer::Store);
-        }
         for item in in_flight.items {
             self.release_pending(&item.entry);
             match item.entry {

@@ -335,13 +335,20 @@ fn what_the_store_shows_before_it_is_known_to_be_durable_is_pushed_once_it_is() 
     let b = world.connect("b", "1");
     // Stored, and the look-up sees them; the outcome is told later.
     world.late_outcomes = true;
-    world.frames(&[(a, &send("m2", "b")), (b2, &send("m3", "a")), (a, &send("m4", "c"))]);
+    world.frames(&[
+        (a, &send("m2", "b")),
+        (b2, &send("m3", "a")),
+        (a, &send("m4", "b")),
+        (a, &send("m5", "c")),
+        (a, &send("m6", "c")),
+        (a, &send("m7", "c")),
+    ]);
     (world.backwards, world.hold_reads) = (false, false);
     world.settle();
-    assert_eq!(world.last_seq(AB), 3);
+    assert_eq!(world.last_seq(AB), 4);
     assert_eq!(world.brief(b), ["notice d:a:b 1-1 u1"]);
     world.tell_outcomes();
-    assert_eq!(world.brief(b), ["push 2", "push 3"]);
+    assert_eq!(world.brief(b), ["push 2", "push 3", "push 4"]);
 }
 
 #[test]
@@ -359,8 +366,9 @@ fn a_device_that_the_store_has_not_taken_yet_stays_where_it_is() {
     let c2 = world.connect("c", "2");
     world.disconnect(c2);
     assert_eq!(devices(&mut world, "c").len(), 1);
-    // Of another user a device of that name is known; that says nothing.
+    // Of another user a device of that name is known, and another one is stored now; that says nothing.
     world.connect("b", "1");
+    world.connect("b", "3");
     let c1 = world.connect("c", "1");
     world.frame(a, &send("m1", "c"));
     world.frame(c1, &recv("d:a:c", 1));
