@@ -121,11 +121,13 @@ fn messages_by_age_page_by_page_then_after_a_twentieth_of_their_time() {
     script.expect(0, |s| s.overdue(retention, 0));
     script.nothing_overdue(7, true);
     script.expect(10, |s| s.overdue(retention, 7));
+    script.nothing_overdue(8, true);
+    script.expect(20, |s| s.overdue(retention, 8));
     script.nothing_overdue(9, false);
-    script.expect(20, |s| s.stale(0));
+    script.expect(30, |s| s.stale(0));
     script.no_stale_devices(0, false);
     // From where it stopped; after an hour from the beginning.
-    let mut at = 10;
+    let mut at = 20;
     while at + 10_000 <= HOUR {
         at += 10_000;
         script.expect(at, |s| s.overdue(retention, 9));
@@ -133,7 +135,7 @@ fn messages_by_age_page_by_page_then_after_a_twentieth_of_their_time() {
     }
     script.expect(at + 10_000, |s| s.overdue(retention, 0));
     script.nothing_overdue(3, false);
-    script.expect(20 + HOUR, |s| s.stale(0));
+    script.expect(30 + HOUR, |s| s.stale(0));
     script.no_stale_devices(0, false);
     script.expect(at + 20_000, |s| s.overdue(retention, 3));
 }
@@ -204,7 +206,8 @@ fn messages_by_count_are_looked_at_once_an_hour_and_where_a_conversation_grew() 
     script.answer(found(Vec::new(), false));
     // What is left is not too much, whatever is said of it.
     assert_eq!(script.world.store.conversations[AB].floor, 1);
-    script.world.frame(a, &support::read(AB, 4));
+    script.world.frame(a, r#"{"type":"conversation.clear","id":"q","conversation_id":"d:a:b"}"#);
+    assert_eq!(script.world.store.conversations[AB].members["a"].first, 5);
     script.expect(60_020, |s| s.overdue(retention, 0));
     script.nothing_overdue(0, false);
 }
@@ -252,6 +255,43 @@ fn one_step_is_under_way_at_a_time() {
     let (at, _) = script.asked();
     assert_eq!(at, told + limits::SWEEP_PAUSE_MS);
     assert_eq!(script.world.core.counters().messages_expired, 2);
+}
+
+#[test]
+fn a_step_that_waits_for_a_conversation_is_not_overtaken() {
+    let retention = Retention { age_ms_max: HOUR, messages_max: 2, ids_ms_min: 1 };
+    let mut world = World::with(Config { retention, ..config() }, MemStore::default());
+    world.now.wall = 100 * 24 * HOUR;
+    let (a, c) = (world.connect("a", "1"), world.connect("c", "1"));
+    world.frames(&[(a, &send("m1", "b")), (c, &send("c1", "d"))]);
+    world.restart();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m2", "b"));
+    let mut script = Script::of(world);
+    loop {
+        match script.asked() {
+            (_, Query::Overdue { .. }) => break,
+            (_, Query::StaleDevices { .. }) => script.no_stale_devices(0, false),
+            (_, Query::Excess { .. }) => script.nothing_overdue(0, false),
+            (_, other) => panic!("{other:?}"),
+        }
+    }
+    // One of the two is not in memory.
+    script.answer(found(vec![run(AB, &[(1, "a")]), run("d:c:d", &[(1, "c")])], false));
+    let load = script.world.take_reads();
+    assert!(matches!(&load[..], [(_, Query::Conversation { .. })]), "{load:?}");
+    assert_eq!(script.world.store.conversations[AB].floor, 1);
+    // Meanwhile another grows too large.
+    for n in 3..=5 {
+        script.world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    script.world.advance(5_000);
+    assert_eq!(script.world.take_reads(), []);
+    let loaded = script.world.store.read(&load[0].1);
+    script.world.answer(load[0].0, loaded);
+    assert_eq!(script.world.store.conversations["d:c:d"].floor, 1);
+    let now = script.now();
+    script.expect(now + limits::SWEEP_PAUSE_MS, |_| excess(2, Some(AB), 0));
 }
 
 #[test]
@@ -352,6 +392,8 @@ fn what_goes_is_counted_for_who_had_not_received_it() {
         (vec![run(AB, &[(1, "a"), (2, "b"), (3, "a")])], 3, 2),
         (vec![run(AB, &[(1, "a")])], 1, 0),
         (vec![run(AB, &[(1, "a"), (2, "b"), (3, "a"), (4, "b"), (5, "a")])], 5, 4),
+        // Of two runs the second is left to another step.
+        (vec![run(AB, &[(1, "a"), (2, "b")]), run(AB, &[(3, "a"), (4, "b")])], 2, 1),
         // What is not at the front stays: there would be a gap.
         (vec![run(AB, &[(2, "b"), (3, "a")])], 0, 0),
         (vec![run(AB, &[])], 0, 0),
