@@ -7,8 +7,11 @@ use bowline_delivery::{
     Config, Now, Retention, limits,
     persist::{Found, Overdue, Query, Write},
 };
-use bowline_protocol::{ConversationId, DeviceId, UserId};
-use support::{MemStore, World, config, recv, send};
+use bowline_protocol::{
+    ConversationId, DeviceId, UserId,
+    link::{ConnRef, Up},
+};
+use support::{MemStore, World, config, opening, recv, send};
 
 const AB: &str = "d:a:b";
 const HOUR: u64 = 3_600_000;
@@ -553,4 +556,25 @@ fn devices_that_stay_connected_are_written_once_a_day_a_thousand_users_at_a_time
     assert_eq!(world.commits - commits, 2);
     world.advance(1);
     assert_eq!((world.commits - commits, written(&world)), (3, limits::SEEN_USERS));
+}
+
+#[test]
+fn who_came_within_half_a_day_was_written_then() {
+    let mut world = World::new();
+    world.now.wall = 10 * 24 * HOUR;
+    world.settle();
+    let looked_at = world.now.wall + limits::SEEN_MS;
+    let half = 12 * HOUR;
+    for (conn, since) in [(1, looked_at - half - 1), (2, looked_at - half), (3, looked_at - HOUR)] {
+        let from = ConnRef { login: since * 1_000, ..world.conn_ref(conn) };
+        world.up_from(from, Up::Open(opening(&format!("u{conn}"), "1", conn)));
+    }
+    world.advance(limits::SEEN_MS - 1);
+    let seen = |world: &World| {
+        let rows = world.store.devices.iter().filter(|(_, row)| row.last_seen == looked_at);
+        rows.map(|((user, _), _)| user.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(seen(&world), [""; 0]);
+    world.advance(1);
+    assert_eq!(seen(&world), ["u1"]);
 }
