@@ -34,6 +34,10 @@ fuzz target="all" seconds="10":
 sim seeds="0..10000" *flags:
     cargo run --release -p bowline-sim -- --seeds {{seeds}} {{flags}}
 
+# Changes the cores of session and delivery bit by bit, and sees whether a test notices
+mutants *crates:
+    ./scripts/mutants {{crates}}
+
 # 100,000 connections that come and go
 churn count="100000":
     ./scripts/churn {{count}}

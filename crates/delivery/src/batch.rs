@@ -17,7 +17,6 @@ use crate::{
 use bowline_protocol::{
     Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId, error::Refusal, ids::DeviceClass,
 };
-use bytes::Bytes;
 use std::collections::HashMap;
 
 /// A message that may be numbered.
@@ -110,8 +109,6 @@ pub(crate) struct Staged {
     /// Begun by this transaction; nothing of it was in memory.
     pub created: bool,
     pub deleted: bool,
-    pub name: Option<Option<String>>,
-    pub meta: Option<Option<Bytes>>,
     /// How many members there will be.
     pub member_count: usize,
     /// Members that change; `None` are removed.
@@ -166,8 +163,6 @@ impl Forming {
                 exists: conversation.exists,
                 created: false,
                 deleted: false,
-                name: None,
-                meta: None,
                 member_count: conversation.members.len(),
                 members: HashMap::with_hasher(conversation.members.hasher().clone()),
                 touched: Vec::new(),

@@ -5,18 +5,16 @@ use bowline_protocol::{
     Body, ConversationId, DeviceId, MessageId, Millis, Seq, UserId,
     frame::{ReceiptKind, Role},
 };
-use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
 
 pub use crate::persist::Member;
 
-/// The committed state. What a transaction in flight will change stands in its `Staged`.
+/// The committed state, as far as something is decided by it; the name of a group is the store's. What a transaction
+/// in flight will change stands in its `Staged`.
 #[derive(Debug)]
 pub(crate) struct Conversation {
     /// A direct conversation exists from its first message on; before, it has its two members all the same.
     pub exists: bool,
-    pub name: Option<String>,
-    pub meta: Option<Bytes>,
     pub last: Seq,
     pub last_ts: Millis,
     /// Up to here the messages are gone; the members are lifted to it.
@@ -49,8 +47,6 @@ impl Conversation {
         }
         Self {
             exists: true,
-            name: state.name,
-            meta: state.meta,
             last: state.last,
             last_ts: state.last_ts,
             floor: state.floor,
@@ -66,8 +62,6 @@ impl Conversation {
     pub fn empty(hasher: ahash::RandomState, now: Millis) -> Self {
         Self {
             exists: false,
-            name: None,
-            meta: None,
             last: 0,
             last_ts: 0,
             floor: 0,
@@ -212,7 +206,6 @@ impl Tail {
         self.bodies += 1;
         self.entries.push_back(entry);
         if self.entries.len() > limits::TAIL_ENTRIES_MAX {
-            self.bodies = self.bodies.min(self.entries.len() - 1);
             self.entries.pop_front();
         }
         while self.bodies > limits::TAIL_BODIES_MAX
@@ -237,9 +230,6 @@ impl Tail {
     pub fn senders(&self, user: &UserId, from: Seq, to: Seq) -> Option<Senders> {
         if from > to {
             return Some(Senders::default());
-        }
-        if from < self.first() || to > self.last {
-            return None;
         }
         let mut senders = Senders::default();
         for seq in from..=to {
@@ -284,12 +274,10 @@ impl Member {
         self.delivered = to;
     }
 
-    /// Moves the read position; `own` of the messages between are the user's own.
+    /// Moves the read position forward; `own` of the messages between are the user's own.
     pub(crate) fn move_read(&mut self, to: Seq, own: u64) {
-        if to > self.read {
-            self.own_above_read = self.own_above_read.saturating_sub(own);
-            self.read = to;
-        }
+        self.own_above_read = self.own_above_read.saturating_sub(own);
+        self.read = to;
     }
 
     /// The user sent message `seq`, the newest, from `device`.
@@ -342,6 +330,8 @@ mod tests {
         member.move_device(&known[1], 7, 0, &known);
         assert_eq!((member.delivered, member.position(&known[0]), member.position(&known[1])), (7, 5, 7));
         assert_eq!(member.position(&device("new")), 7, "a new device starts at the delivered position");
+        member.move_device(&known[0], 7, 0, &known);
+        assert_eq!(member.lagging, [], "nobody is behind any more");
     }
 
     #[test]
@@ -378,5 +368,112 @@ mod tests {
         assert_eq!(tail.senders(&a, 11, 13), Some(Senders { own: 2, others: vec![b.clone()] }));
         assert_eq!(tail.senders(&a, 10, 13), None);
         assert_eq!(tail.senders(&a, 14, 13), Some(Senders::default()));
+        assert_eq!(tail.senders(&b, 11, 13), Some(Senders { own: 1, others: vec![a.clone()] }), "each once");
+        assert_eq!(tail.senders(&a, 12, 12), Some(Senders { own: 0, others: vec![b.clone()] }));
+        assert_eq!(tail.senders(&a, 13, 14), None, "nobody has sent 14 yet");
+        let known = |seq| tail.entry(seq).map(|entry| entry.from.as_str());
+        assert_eq!([10, 11, 12, 13, 14].map(known), [None, Some("a"), Some("b"), Some("a"), None]);
+    }
+
+    fn entry(body_bytes: usize) -> TailEntry {
+        let (id, from) = (MessageId::trusted("m"), UserId::trusted("a"));
+        let body = Some(Body::Json(vec![b'1'; body_bytes].into()));
+        TailEntry { id, from, device: None, ts: 0, body }
+    }
+
+    /// How many of the newest messages have their bodies still.
+    fn bodies(tail: &Tail) -> usize {
+        let count = tail.entries.iter().rev().take_while(|entry| entry.body.is_some()).count();
+        assert!(tail.entries.iter().rev().skip(count).all(|entry| entry.body.is_none()));
+        let bytes =
+            tail.entries.iter().filter_map(|entry| entry.body.as_ref()).map(|body| body.bytes().len());
+        assert_eq!((tail.bodies, tail.body_bytes), (count, bytes.sum()));
+        count
+    }
+
+    #[test]
+    fn the_tail_is_bounded_in_messages_in_bodies_and_in_their_bytes() {
+        let mut tail = Tail::new(0);
+        for seq in 1..=limits::TAIL_ENTRIES_MAX as u64 + 1 {
+            tail.push(seq, entry(1));
+            let count = (seq as usize).min(limits::TAIL_ENTRIES_MAX);
+            assert_eq!((tail.entries.len(), tail.first()), (count, seq + 1 - count as u64));
+            assert_eq!(bodies(&tail), count.min(limits::TAIL_BODIES_MAX));
+        }
+        let mut tail = Tail::new(0);
+        let part = 16 * 1024;
+        for seq in 1..=4 {
+            tail.push(seq, entry(part));
+        }
+        assert_eq!(bodies(&tail), 4, "64 KiB are kept");
+        tail.push(5, entry(1));
+        assert_eq!(bodies(&tail), 4, "and no byte more");
+        tail.push(6, entry(part * 5));
+        assert_eq!(bodies(&tail), 1, "the newest is kept whatever its size");
+        assert_eq!(tail.first(), 1, "who sent what is known of all");
+    }
+
+    #[test]
+    fn a_count_of_those_who_have_a_message_follows_who_comes_moves_and_goes() {
+        let hasher = ahash::RandomState::with_seeds(1, 2, 3, 4);
+        let user = |n: u64| UserId::trusted(&format!("u{n}"));
+        let mut conversation = Conversation::empty(hasher, 0);
+        conversation.last = 5;
+        conversation.tail = Tail::new(4);
+        conversation.tail.push(5, TailEntry { from: user(0), ..entry(1) });
+        let at = |delivered, read| Member { delivered, read, ..new_member(Role::Member, 1) };
+        for (n, member) in [(0, at(5, 5)), (1, at(5, 4)), (2, at(5, 5)), (3, at(4, 0))] {
+            conversation.put_member(user(n), Some(member));
+        }
+        let counts = |conversation: &mut Conversation| {
+            let found =
+                [ReceiptKind::Delivered, ReceiptKind::Read].map(|kind| conversation.count_there(kind, 5));
+            // The same, counted anew.
+            conversation.there = [None, None];
+            let anew =
+                [ReceiptKind::Delivered, ReceiptKind::Read].map(|kind| conversation.count_there(kind, 5));
+            assert_eq!(found, anew);
+            found
+        };
+        assert_eq!(counts(&mut conversation), [2, 1], "its sender is no recipient");
+        conversation.put_member(user(3), Some(at(5, 5)));
+        assert_eq!(counts(&mut conversation), [3, 2]);
+        conversation.put_member(user(1), Some(at(5, 5)));
+        conversation.put_member(user(0), None);
+        assert_eq!(counts(&mut conversation), [3, 3]);
+        conversation.put_member(user(2), None);
+        conversation.put_member(user(4), Some(at(4, 0)));
+        assert_eq!(counts(&mut conversation), [2, 2]);
+        assert_eq!(conversation.count_there(ReceiptKind::Delivered, 4), 3, "another message, another count");
+        conversation.lift(5);
+        assert_eq!(counts(&mut conversation), [3, 3], "who is lifted lacks nothing");
+    }
+
+    #[test]
+    fn clearing_leaves_nothing_to_wait_for_and_nothing_unread() {
+        let known = [device("x"), device("y")];
+        let mut member = new_member(Role::Member, 3);
+        assert_eq!((member.joined, member.first, member.delivered, member.read), (3, 3, 2, 2));
+        member.on_own_message(4, None, None);
+        member.move_device(&known[0], 3, 0, &known);
+        member.clear(7);
+        assert_eq!((member.first, member.joined, member.waiting(7), member.unread(7)), (8, 3, 0, 0));
+        assert_eq!((member.position(&known[1]), member.waiting(8), member.unread(8)), (7, 1, 1));
+    }
+
+    #[test]
+    fn a_user_names_only_what_could_be_theirs() {
+        let a = UserId::trusted("a");
+        for (text, is_theirs) in [
+            ("d:a:b", true),
+            ("d:b:a", false),
+            ("d:b:c", false),
+            ("g:t", true),
+            ("x", false),
+            ("d:a:a", true),
+        ] {
+            assert_eq!(named_by(&a, text).is_some(), is_theirs, "{text}");
+        }
+        assert_eq!(named_by(&UserId::trusted("b"), "d:a:b").as_deref(), Some("d:a:b"));
     }
 }

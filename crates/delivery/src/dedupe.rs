@@ -123,30 +123,113 @@ mod tests {
     use super::*;
     use crate::Origin;
 
+    fn asker(request_id: u64) -> Asker {
+        Asker { origin: Origin::Api { node: 0, request_id }, frame_id: None }
+    }
+
+    fn id(text: &str) -> MessageId {
+        MessageId::trusted(text)
+    }
+
+    fn receipt(seq: u64, hash: u128) -> Receipt {
+        Receipt { conversation: ConversationId::trusted("d:a:b"), seq, ts: 0, hash }
+    }
+
+    struct Rig {
+        dedupe: Dedupe,
+        user: UserId,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            Self {
+                dedupe: Dedupe::new(7, ahash::RandomState::with_seeds(1, 2, 3, 4)),
+                user: UserId::trusted("a"),
+            }
+        }
+
+        /// What is known of a message, in a word.
+        fn sent(&mut self, text: &str, conversation: &str, hash: u128) -> String {
+            let conversation = ConversationId::trusted(conversation);
+            match self.dedupe.on_sent(&self.user, &id(text), &conversation, hash, &asker(hash as u64)) {
+                Known::New => "new".into(),
+                Known::Waits => "waits".into(),
+                Known::Stored(receipt) => format!("stored {}", receipt.seq),
+                Known::Conflict(receipt) => format!("conflict {:?}", receipt.map(|r| r.seq)),
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_is_one_message() {
+        let mut rig = Rig::new();
+        assert_eq!(rig.sent("m", "d:a:b", 1), "new");
+        // On its way: the same waits, another body or conversation is a conflict.
+        assert_eq!(rig.sent("m", "d:a:b", 1), "waits");
+        assert_eq!(
+            (rig.sent("m", "d:a:b", 2), rig.sent("m", "d:a:c", 1)),
+            ("conflict None".into(), "conflict None".into())
+        );
+        let waiting = rig.dedupe.on_stored(&rig.user.clone(), &id("m"), receipt(5, 1));
+        assert_eq!(waiting.to_vec(), [asker(1)]);
+        assert_eq!(rig.sent("m", "d:a:b", 1), "stored 5");
+        for (conversation, hash) in [("d:a:b", 2), ("d:a:c", 1), ("d:a:c", 2)] {
+            assert_eq!(rig.sent("m", conversation, hash), "conflict Some(5)", "{conversation} {hash}");
+        }
+        rig.user = UserId::trusted("b");
+        assert_eq!(rig.sent("m", "d:a:b", 1), "new", "ids are the sender's own");
+    }
+
+    #[test]
+    fn what_was_refused_may_be_sent_anew_and_what_is_stored_is_never_refused() {
+        let mut rig = Rig::new();
+        rig.sent("m", "d:a:b", 1);
+        rig.sent("m", "d:a:b", 1);
+        assert_eq!(rig.dedupe.on_refused(&rig.user.clone(), &id("m")).to_vec(), [asker(1)]);
+        assert_eq!(rig.sent("m", "d:a:b", 1), "new");
+        rig.dedupe.forget(&rig.user, &id("m"));
+        assert_eq!(rig.sent("m", "d:a:b", 1), "waits", "what is on its way is not forgotten");
+        rig.dedupe.on_stored(&rig.user.clone(), &id("m"), receipt(1, 1));
+        assert!(rig.dedupe.on_refused(&rig.user.clone(), &id("m")).is_empty());
+        assert_eq!(rig.sent("m", "d:a:b", 1), "stored 1");
+        rig.dedupe.forget(&rig.user, &id("m"));
+        assert_eq!(rig.sent("m", "d:a:b", 1), "new");
+    }
+
     #[test]
     fn outcomes_are_remembered_for_a_generation_at_least_in_tables_that_do_not_grow() {
-        let hasher = ahash::RandomState::with_seeds(1, 2, 3, 4);
-        let mut dedupe = Dedupe::new(1, hasher);
-        let (sender, conversation) = (UserId::trusted("a"), ConversationId::trusted("d:a:b"));
-        let asker = Asker { origin: Origin::Api { node: 0, request_id: 1 }, frame_id: None };
-        let id = |n: usize| MessageId::trusted(&format!("m{n}"));
-        let receipt =
-            |n: usize| Receipt { conversation: conversation.clone(), seq: n as u64, ts: 1, hash: 7 };
+        let mut rig = Rig::new();
+        let user = rig.user.clone();
+        let name = |n: usize| format!("m{n}");
         let mut capacity = None;
         for n in 1..=5 * limits::DEDUPE_GENERATION {
-            assert!(matches!(dedupe.on_sent(&sender, &id(n), &conversation, 7, &asker), Known::New));
-            assert!(dedupe.on_stored(&sender, &id(n), receipt(n)).is_empty());
+            assert_eq!(rig.sent(&name(n), "d:a:b", 1), "new");
+            assert!(rig.dedupe.on_stored(&user, &id(&name(n)), receipt(n as u64, 1)).is_empty());
             if n == 2 * limits::DEDUPE_GENERATION {
-                capacity = Some([dedupe.young.capacity(), dedupe.old.capacity()]);
+                capacity = Some([rig.dedupe.young.capacity(), rig.dedupe.old.capacity()]);
             }
             let oldest = n.saturating_sub(limits::DEDUPE_GENERATION).max(1);
-            let known = dedupe.on_sent(&sender, &id(oldest), &conversation, 7, &asker);
-            assert!(
-                matches!(known, Known::Stored(receipt) if receipt.seq == oldest as u64),
-                "{oldest} after {n}"
-            );
+            assert_eq!(rig.sent(&name(oldest), "d:a:b", 1), format!("stored {oldest}"), "after {n}");
         }
-        assert_eq!(capacity, Some([dedupe.young.capacity(), dedupe.old.capacity()]));
-        assert!(matches!(dedupe.on_sent(&sender, &id(1), &conversation, 7, &asker), Known::New));
+        assert_eq!(capacity, Some([rig.dedupe.young.capacity(), rig.dedupe.old.capacity()]));
+        assert_eq!(rig.dedupe.young.len(), limits::DEDUPE_GENERATION);
+        assert_eq!(rig.sent("m1", "d:a:b", 1), "new");
+        // What is on its way is no part of it.
+        for n in 0..2 * limits::DEDUPE_GENERATION {
+            rig.dedupe.on_stored(&user, &id(&format!("n{n}")), receipt(1, 1));
+        }
+        assert_eq!(rig.sent("m1", "d:a:b", 1), "waits");
+        assert_eq!((rig.dedupe.pending.len(), rig.dedupe.old.len()), (1, limits::DEDUPE_GENERATION));
+    }
+
+    #[test]
+    fn what_was_sent_is_told_apart_by_conversation_kind_and_body() {
+        let json = |text: &'static str| Body::Json(bytes::Bytes::from_static(text.as_bytes()));
+        let binary = Body::Binary(bytes::Bytes::from_static(b"1"));
+        let hashes = [("d:a:b", json("1")), ("d:a:c", json("1")), ("d:a:b", json("2")), ("d:a:b", binary)]
+            .map(|(id, body)| content_hash(&ConversationId::trusted(id), &body));
+        for (index, hash) in hashes.iter().enumerate() {
+            assert!(!hashes[..index].contains(hash), "{index}");
+        }
     }
 }

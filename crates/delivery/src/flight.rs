@@ -70,7 +70,6 @@ impl Flight {
         }
         if let Some(last) = self.ranges.back_mut()
             && last.attempts == 0
-            && last.to < seq
             && now.saturating_sub(last.began) < limits::FLIGHT_SPAN_MS
         {
             (last.to, last.written) = (seq, now);
@@ -192,6 +191,39 @@ mod tests {
         assert_eq!((flight.due(1000), flight.first()), (Some(1900), Some(3)));
         flight.on_received(1, 1500);
         assert_eq!(flight.due(1000), Some(1900));
+    }
+
+    #[test]
+    fn what_is_acknowledged_in_the_middle_of_a_range_is_not_repeated() {
+        let mut flight = flight(&[(1, 0), (2, 0), (3, 0), (5, 500)]);
+        assert_eq!((flight.first(), flight.last()), (Some(1), Some(5)));
+        for (seq, first) in [(0, 1), (2, 3), (2, 3), (4, 5)] {
+            flight.drop_up_to(seq);
+            assert_eq!((flight.first(), flight.last()), (Some(first), Some(5)), "{seq}");
+        }
+        flight.drop_up_to(5);
+        flight.drop_up_to(9);
+        assert_eq!((flight.first(), flight.last(), flight.due(10)), (None, None, None));
+    }
+
+    #[test]
+    fn what_goes_to_a_second_connection_is_pushed_once() {
+        let mut flight = flight(&[(3, 0), (3, 0), (2, 0)]);
+        assert_eq!((flight.first(), flight.last(), flight.ranges.len()), (Some(3), Some(3), 1));
+        // A range that was repeated already does not grow: what is new has its attempts before it.
+        assert_eq!(seqs(&flight.take_due(10, 10, 3)), [(3, 3)]);
+        flight.on_pushed(4, 10);
+        assert_eq!((flight.ranges.len(), flight.due(10)), (2, Some(20)));
+    }
+
+    #[test]
+    fn one_timer_at_a_time_looks_at_a_flight() {
+        let mut flight = flight(&[]);
+        assert!(!flight.take_timer(5), "none was set");
+        assert!(flight.arm(5) && !flight.arm(7));
+        assert!(!flight.take_timer(7) && flight.take_timer(5) && !flight.take_timer(5));
+        assert!(flight.arm(0), "at the very beginning of time, too");
+        assert!(!flight.arm(3) && flight.take_timer(0));
     }
 
     #[test]

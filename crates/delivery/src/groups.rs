@@ -113,11 +113,8 @@ impl Core {
     }
 
     pub(crate) fn stage_create(&self, forming: &mut Forming, entry: &CreateEntry, now: Now) -> Effect {
+        // One at a time for each group: whatever else is asked of it waits, another creation included.
         let id = &entry.conversation;
-        if forming.staged.contains_key(id) {
-            let message = format!("group {id} exists already");
-            return Effect::Refuse(Refusal::new(ErrorCode::Conflict, message));
-        }
         let members: Vec<_> =
             entry.members.iter().map(|(u, role)| (u.clone(), new_member(*role, 1))).collect();
         let mut staged = Staged {
@@ -125,8 +122,6 @@ impl Core {
             member_count: members.len(),
             exists: true,
             created: true,
-            name: Some(entry.name.clone()),
-            meta: Some(entry.meta.clone()),
             // Seeded as every other table: in which order members come must follow from the seed.
             members: std::collections::HashMap::with_hasher(self.hasher.clone()),
             ..Staged::default()
@@ -260,8 +255,6 @@ impl Core {
             }
             Change::Rename { name, meta } => {
                 (announcement.name, announcement.meta) = (name.clone(), meta.clone());
-                staged.name = name.clone().map(Some).or(staged.name.take());
-                staged.meta = meta.clone().map(Some).or(staged.meta.take());
                 writes.push(Write::RenameConversation {
                     conversation: id.clone(),
                     name: name.clone(),

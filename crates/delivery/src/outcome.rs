@@ -99,8 +99,6 @@ impl Core {
         let Some(Slot::Ready(conversation)) = self.conversations.get_mut(id) else { return };
         (conversation.last, conversation.last_ts) = (staged.last, staged.last_ts);
         (conversation.exists, conversation.touched) = (staged.exists, now.mono);
-        conversation.name = staged.name.unwrap_or(conversation.name.take());
-        conversation.meta = staged.meta.unwrap_or(conversation.meta.take());
         for (user, member) in staged.members {
             conversation.put_member(user, member);
         }
@@ -143,10 +141,6 @@ impl Core {
             (Entry::ForgetIds { .. }, _) => self.on_swept(false, now),
             (Entry::Read(purpose), _) => self.read_again(*purpose, now),
             (Entry::Clear { asker, .. }, Effect::Refuse(refusal)) => self.refuse(&asker, refusal),
-            (Entry::Create(create), Effect::Refuse(refusal)) => {
-                self.refuse(&create.asker, refusal);
-                self.load_again(&create.conversation);
-            }
             (Entry::Change(change), Effect::Refuse(refusal)) => self.refuse(&change.asker, refusal),
             // Until the user's devices are found, which may have been looked up before this.
             (Entry::PutDevice { user, device, .. }, _)
@@ -180,10 +174,7 @@ impl Core {
             match (verdicts.remove(&index), item.entry) {
                 (Some(Refused::Duplicate(receipt)), Entry::Message(incoming)) => {
                     self.release_pending_id(&incoming.conversation);
-                    if receipt.seq == 0
-                        || receipt.conversation != incoming.conversation
-                        || receipt.hash != incoming.hash
-                    {
+                    if receipt.conversation != incoming.conversation || receipt.hash != incoming.hash {
                         self.refuse_incoming(&incoming, conflict(&incoming.id));
                         continue;
                     }
@@ -235,9 +226,6 @@ impl Core {
         self.store_rest_until = now.mono + limits::STORE_RETRY_MS;
         for (key, pending) in in_flight.positions {
             self.put_back(key, pending);
-        }
-        if !self.position_order.is_empty() {
-            self.timers.arm(self.store_rest_until, Timer::Store);
         }
         for item in in_flight.items {
             self.release_pending(&item.entry);

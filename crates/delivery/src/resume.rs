@@ -252,3 +252,68 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Retention};
+
+    fn core() -> Core {
+        Core::new(Config {
+            ack_timeout_ms: 3_000,
+            max_redeliveries: 3,
+            batch_max: 10,
+            group_members_max: 10,
+            frame_bytes_max: 1_000,
+            seed: 1,
+            owner_epoch: 1,
+            before_send: false,
+            outbox: false,
+            retention: Retention::default(),
+            resume_ms: 15_000,
+        })
+    }
+
+    /// A user with one device, which is connected.
+    fn add_device(core: &mut Core, user: &UserId) {
+        let device = crate::users::Device {
+            id: DeviceId::trusted("1"),
+            class: None,
+            conns: [(0, 1)].into(),
+            flights: Default::default(),
+            announced: Default::default(),
+        };
+        core.users.entry(user.clone()).or_default().devices.push(device);
+    }
+
+    fn at(mono: Millis) -> Now {
+        Now { wall: mono + 1_000_000, mono }
+    }
+
+    #[test]
+    fn a_session_leaves_memory_when_its_time_is_over() {
+        let mut core = core();
+        let user = UserId::trusted("a");
+        add_device(&mut core, &user);
+        core.hold_session(7, &user, 0, at(0));
+        core.hold_session(8, &user, 0, at(0));
+        core.hold_longer(8, at(5_000));
+        for (mono, count) in [(14_999, 2), (15_000, 1), (19_999, 1), (20_000, 0)] {
+            core.on_timers(at(mono));
+            assert_eq!(core.sessions.len(), count, "at {mono}");
+        }
+        assert_eq!(core.next_due(), None);
+    }
+
+    #[test]
+    fn so_many_sessions_are_held_and_no_more() {
+        let mut core = core();
+        let user = UserId::trusted("a");
+        add_device(&mut core, &user);
+        let max = limits::SESSIONS_HELD_MAX as u64;
+        (0..=max).for_each(|session| core.hold_session(session, &user, 0, at(0)));
+        assert_eq!(core.sessions.len() as u64, max);
+        assert!(core.is_held(max - 1, &user, &DeviceId::trusted("1"), at(0)));
+        assert!(!core.is_held(max, &user, &DeviceId::trusted("1"), at(0)));
+    }
+}

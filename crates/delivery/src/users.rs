@@ -202,3 +202,50 @@ pub(crate) fn conn_ref(nodes: &Nodes, key: ConnKey, login: u64) -> ConnRef {
 // There is one of each for every session.
 const _: () = assert!(size_of::<Conn>() <= 80);
 const _: () = assert!(size_of::<User>() <= 104);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_its_id_and_its_life() {
+        let node = |id: &str, boot: &str| Arc::new(NodeRef { node_id: id.into(), boot_id: boot.into() });
+        let mut nodes = Nodes::default();
+        let seen = [("n1", "b1"), ("n2", "b1"), ("n1", "b2"), ("n2", "b1"), ("n1", "b1")];
+        assert_eq!(seen.map(|(id, boot)| nodes.index(&node(id, boot))), [0, 1, 2, 1, 0]);
+        let known = nodes.node(1).clone();
+        assert_eq!((&known, nodes.index(&known)), (&node("n2", "b1"), 1));
+    }
+
+    #[test]
+    fn so_many_closes_are_remembered_and_the_oldest_goes_first() {
+        let mut closes = Closes::default();
+        let key = |n: usize| (0, n as u64);
+        for n in 0..limits::CLOSES_REMEMBERED {
+            closes.note(key(n), 1, CloseCode::Kicked);
+        }
+        // One more for the same connection, in another life of its number, takes no more room.
+        closes.note(key(1), 2, CloseCode::Revoked);
+        assert_eq!(closes.find(key(0), 1), Some(CloseCode::Kicked));
+        assert_eq!((closes.find(key(1), 1), closes.find(key(1), 2)), (None, Some(CloseCode::Revoked)));
+        closes.note(key(usize::MAX), 1, CloseCode::Replaced);
+        assert_eq!((closes.find(key(0), 1), closes.find(key(1), 2)), (None, Some(CloseCode::Revoked)));
+        assert_eq!(closes.codes.len(), limits::CLOSES_REMEMBERED);
+    }
+
+    #[test]
+    fn a_list_that_is_empty_again_takes_no_room() {
+        let mut list = Rare::default();
+        (1..=3).for_each(|n| list.push(n));
+        list.swap_remove(0);
+        assert_eq!(list[..], [3, 2]);
+        list[0] = 5;
+        list.retain(|n| *n == 5);
+        assert_eq!(list[..], [5]);
+        list.swap_remove(0);
+        assert!(list.0.is_none());
+        list.push(1);
+        list.retain(|_| false);
+        assert!(list.0.is_none());
+    }
+}

@@ -7,10 +7,10 @@ use bowline_delivery::Verdict;
 use bowline_protocol::{
     CloseCode, DeviceId, ErrorCode, UserId,
     error::Refusal,
-    link::{Answer, ConnRef, Down, NodeRef, Open, Request, SameDevice, Send, SendTarget, Up},
+    link::{Answer, ConnRef, Down, NodeRef, Request, SameDevice, Send, SendTarget, Up},
 };
 use std::sync::Arc;
-use support::{MemStore, World, body, config, read, recv, send};
+use support::{MemStore, World, body, config, opening, read, recv, send};
 
 const AB: &str = "d:a:b";
 
@@ -70,7 +70,11 @@ fn the_same_id_with_another_body_or_target_is_a_conflict() {
     let a = world.connect("a", "1");
     world.take(a);
     world.frame(a, &send("m", "c"));
-    assert_eq!(world.brief(a), ["error conflict m"]);
+    world.frame(a, r#"{"type":"msg.send","id":"m","to":"b","body":"other"}"#);
+    assert_eq!(world.brief(a), ["error conflict m", "error conflict m"]);
+    assert_eq!(world.core.counters().messages_repeated, 0);
+    world.frame(a, &send("m", "b"));
+    assert_eq!((world.brief(a), world.core.counters().messages_repeated), (vec!["ack m 1".to_owned()], 1));
     let b = world.connect("b", "1");
     world.take(b);
     world.frame(b, &send("m", "a"));
@@ -244,7 +248,7 @@ fn a_push_is_repeated_after_one_two_and_four_timeouts_then_waits() {
     world.frame(a, &send("m", "b"));
     world.take(b);
     let mut at = Vec::new();
-    for tick in 1..400 {
+    for tick in 1..1_000 {
         world.advance(100);
         at.extend(world.brief(b).iter().map(|frame| (tick, frame.clone())));
     }
@@ -579,16 +583,7 @@ fn news_that_wait_know_of_a_device_that_came_meanwhile() {
 fn a_login_that_a_link_brings_twice_is_one() {
     let mut world = World::new();
     let a = world.connect("a", "1");
-    let open = Open {
-        user: UserId::trusted("a"),
-        device: DeviceId::trusted("1"),
-        class: None,
-        channel: None,
-        session: "s1".into(),
-        resume: None,
-        same_device: SameDevice::Replace,
-    };
-    world.up(a, Up::Open(open));
+    world.up(a, Up::Open(opening("a", "1", a)));
     assert_eq!(world.accepts[&a], 1, "its numbers go on");
     let b = world.connect("b", "1");
     world.frame(b, &send("m", "a"));
@@ -674,9 +669,9 @@ fn a_second_login_of_a_device_ends_the_first_and_tables_empty_again() {
 fn a_login_whose_answer_was_overtaken_by_a_newer_one_is_the_one_replaced() {
     let mut world = World::new();
     let first = world.connect("a", "1");
-    world.late_claims = true;
+    world.late_claim_answers = true;
     let [second, third] = [(); 2].map(|()| world.connect("a", "1"));
-    world.tell_claims();
+    world.tell_claim_answers();
     world.settle();
     assert_eq!(world.closed, [first, second].map(|conn| (conn, CloseCode::Replaced)).into());
     assert_eq!(world.accepts.get(&third), Some(&1));

@@ -3,7 +3,10 @@
 #[allow(dead_code)]
 mod support;
 
-use bowline_delivery::{Config, limits};
+use bowline_delivery::{
+    Config, limits,
+    persist::{Found, Query},
+};
 use bowline_protocol::{
     CloseCode,
     link::{Down, SameDevice, Up},
@@ -288,4 +291,229 @@ fn a_store_that_does_not_answer_keeps_nobody_out() {
     let (conn, resumed) = resume(&mut world, "b", "1", b);
     assert!(resumed);
     assert_eq!(world.brief(conn), ["again 1"]);
+}
+
+/// Messages of so many users, one each, that `conn` is pushed or misses.
+fn one_each(world: &mut World, users: std::ops::Range<usize>) {
+    for n in users {
+        let conn = world.connect(&format!("u{n:03}"), "1");
+        world.frame(conn, &send("m", "b"));
+    }
+}
+
+#[test]
+fn only_who_was_not_sent_away_may_go_on() {
+    for code in CloseCode::ALL {
+        let mut world = World::new();
+        let b = world.connect("b", "1");
+        world.up(b, Up::Closed(code));
+        // Whose end was its own, the network's or the server's plan; not whose identity was refused or taken.
+        let may = !matches!(
+            code,
+            CloseCode::ConnectTimeout
+                | CloseCode::Replaced
+                | CloseCode::Unauthenticated
+                | CloseCode::Revoked
+                | CloseCode::Kicked
+                | CloseCode::Policy
+                | CloseCode::DeviceInUse
+                | CloseCode::Version
+        );
+        assert_eq!(resume(&mut world, "b", "1", b).1, may, "{code:?}");
+    }
+}
+
+#[test]
+fn a_session_with_as_much_open_as_may_be_is_held_and_with_more_it_is_not() {
+    let max = limits::RESUME_CONVERSATIONS_MAX;
+    for (announced, pushed, is_held) in
+        [(0, max, true), (max / 2, max / 2, true), (0, max + 1, false), (max / 2, max / 2 + 1, false)]
+    {
+        let mut world = World::new();
+        let first = world.connect("b", "1");
+        world.disconnect(first);
+        one_each(&mut world, 0..announced);
+        let b = world.connect("b", "1");
+        one_each(&mut world, announced..announced + pushed);
+        world.take(b);
+        lose(&mut world, b);
+        let (b, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!(resumed, is_held, "{announced} announced, {pushed} pushed");
+        if resumed {
+            let words: Vec<String> = world.brief(b).iter().map(|text| text[..5].to_owned()).collect();
+            let count = |word: &str| words.iter().filter(|w| *w == word).count();
+            assert_eq!((count("push "), count("again")), (announced, pushed));
+        }
+    }
+}
+
+#[test]
+fn as_many_conversations_and_messages_as_may_be_are_pushed_and_more_are_announced() {
+    let (conversations, messages) = (limits::RESUME_CONVERSATIONS_MAX, limits::RESUME_MESSAGES_MAX as usize);
+    for (count, is_resumed) in [(conversations, true), (conversations + 1, false)] {
+        let mut world = World::new();
+        let b = world.connect("b", "1");
+        lose(&mut world, b);
+        one_each(&mut world, 0..count);
+        let (b, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!((resumed, world.take(b).len() > 2), (is_resumed, is_resumed), "{count} conversations");
+    }
+    // More than one page of one conversation, and some of another, together exactly as many as may be.
+    let mut world = World::new();
+    let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m0", "b"));
+    world.frame(b, &recv(AB, 1));
+    lose(&mut world, b);
+    let texts: Vec<String> = (1..=messages).map(|n| send(&format!("m{n}"), "b")).collect();
+    let frames: Vec<(u64, &str)> = texts
+        .iter()
+        .enumerate()
+        .map(|(n, text)| (if n < messages - 10 { a } else { c }, text.as_str()))
+        .collect();
+    world.frames(&frames);
+    let looked_up = world.lanes.len();
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    let pushes = world.take(b);
+    let of = |id: &str| {
+        pushes
+            .iter()
+            .filter(|f| f["conversation_id"] == id)
+            .filter_map(|f| f["seq"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(of(AB), Vec::from_iter(2..=messages as u64 - 9));
+    assert_eq!(of("d:b:c"), Vec::from_iter(1..=10));
+    // What waits, three pages of the one and one of the other.
+    assert_eq!(world.lanes.len() - looked_up, 5);
+}
+
+#[test]
+fn bodies_are_counted_over_all_conversations_and_to_the_byte() {
+    for more in [0, 1] {
+        let mut world = World::new();
+        let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+        lose(&mut world, b);
+        let half = limits::RESUME_BYTES_MAX / 2;
+        for (conn, length) in [(a, half), (c, half + more)] {
+            // With its quotes.
+            let body = "x".repeat(length - 2);
+            world.frame(conn, &format!(r#"{{"type":"msg.send","id":"m","to":"b","body":"{body}"}}"#));
+        }
+        let (_, resumed) = resume(&mut world, "b", "1", b);
+        assert_eq!(resumed, more == 0);
+    }
+}
+
+#[test]
+fn an_attempt_that_ends_before_it_is_answered_prolongs_the_session() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.advance(14_000);
+    world.is_silent = true;
+    let attempt = world.resume("b", "1", Some(&format!("s{b}")));
+    world.up(attempt, Up::Closed(CloseCode::HeartbeatTimeout));
+    world.is_silent = false;
+    world.advance(14_999);
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed, "held from the attempt on");
+    assert_eq!(world.brief(b), ["again 1"]);
+}
+
+#[test]
+fn more_than_is_held_for_a_resume_is_announced() {
+    let renamed =
+        |n: usize| format!(r#"{{"type":"group.rename","id":"r","conversation_id":"g:t","name":"{n}"}}"#);
+    for (max, is_push) in [(limits::HELD_PUSHES_MAX, true), (limits::EARLY_FRAMES_MAX, false)] {
+        for more in [0, 1] {
+            let mut world = World::new();
+            let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+            world.frame(a, r#"{"type":"conversation.create","id":"c","group_id":"t","members":["b"]}"#);
+            lose(&mut world, b);
+            let text = |n| if is_push { send(&format!("m{n}"), "b") } else { renamed(n) };
+            let meanwhile: Vec<String> = (1..=max + more).map(text).collect();
+            let frames: Vec<(u64, &str)> = meanwhile.iter().map(|text| (a, text.as_str())).collect();
+            // Its conversation has to be in memory: this one is pushed in any case.
+            world.frame(a, &send("m0", "b"));
+            let conn = world.resume_amid("b", "1", &format!("s{b}"), &frames);
+            assert_eq!(world.accepted[&conn], more == 0, "{max} and {more} more");
+            let told = world.brief(conn);
+            match (is_push, more) {
+                (true, 0) => assert_eq!(told, (1..=max + 1).map(|n| format!("push {n}")).collect::<Vec<_>>()),
+                (true, _) => assert_eq!(told, [format!("notice d:a:b 1-{0} u{0}", max + 2)]),
+                (false, 0) => assert_eq!(
+                    (told.len(), &told[0][..], &told[max][..]),
+                    (max + 1, "changed renamed", "push 1")
+                ),
+                (false, _) => assert_eq!((told.len(), &told[max][..]), (max + 1, "notice d:a:b 1-1 u1")),
+            }
+            // From here on as ever.
+            world.frame(a, &send("after", "b"));
+            assert_eq!(world.brief(conn).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn what_was_pushed_in_one_conversation_says_nothing_of_another() {
+    let mut world = World::new();
+    let (a, c, b) = (world.connect("a", "1"), world.connect("c", "1"), world.connect("b", "1"));
+    for n in 1..=3 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+    }
+    world.frame(c, &send("m1", "b"));
+    lose(&mut world, b);
+    world.frame(c, &send("m2", "b"));
+    world.frame(a, &send("m4", "b"));
+    let (b, _) = resume(&mut world, "b", "1", b);
+    let told = world.take(b);
+    let of =
+        |id: &str| told.iter().filter(|f| f["conversation_id"] == id).map(support::brief).collect::<Vec<_>>();
+    assert_eq!(
+        (of(AB), of("d:b:c")),
+        (
+            vec!["again 1".into(), "again 2".into(), "again 3".into(), "push 4".to_owned()],
+            vec!["again 1".into(), "push 2".to_owned()]
+        )
+    );
+    world.frames(&[(b, &recv(AB, 4)), (b, &recv("d:b:c", 2))]);
+    world.advance(60_000);
+    assert_eq!(world.brief(b), [""; 0]);
+}
+
+#[test]
+fn what_came_just_before_the_end_and_was_received_by_nobody_comes_again_once() {
+    // Long after its last attempt the server has no note of it but its time.
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    world.advance(60_000);
+    world.take(b);
+    lose(&mut world, b);
+    // In the very moment of the end, and later.
+    world.frame(a, &send("m2", "b"));
+    let (b, resumed) = resume(&mut world, "b", "1", b);
+    assert!(resumed);
+    assert_eq!(world.brief(b), ["again 1", "push 2"]);
+}
+
+#[test]
+fn a_session_that_cannot_be_read_does_not_go_on() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m1", "b"));
+    lose(&mut world, b);
+    world.is_silent = true;
+    let conn = world.resume("b", "1", Some(&format!("s{b}")));
+    let waiting = world.take_reads().remove(0);
+    let found = world.store.read(&waiting.1);
+    world.answer(waiting.0, found);
+    let messages = world.take_reads().remove(0);
+    assert!(matches!(messages.1, Query::Messages { from: 1, to: 1, .. }), "{messages:?}");
+    world.is_silent = false;
+    world.answer(messages.0, Found::Failed("disk".into()));
+    assert!(!world.accepted[&conn]);
+    assert_eq!(world.brief(conn), ["notice d:a:b 1-1 u1"]);
 }

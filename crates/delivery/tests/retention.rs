@@ -200,6 +200,33 @@ fn an_id_outlives_its_message_for_its_time_and_is_free_afterwards() {
 }
 
 #[test]
+fn an_id_is_answered_from_memory_for_its_whole_time_and_as_long_as_its_message_is_stored() {
+    let mut world = world(Retention { age_ms_max: 0, messages_max: 1, ids_ms_min: 60_000 });
+    let a = world.connect("a", "1");
+    let (first, second) = (send("m1", "b"), send("m2", "b"));
+    world.frames(&[(a, &first), (a, &second)]);
+    let sent_at = world.now.wall;
+    sweep(&mut world);
+    assert_eq!(stored(&world, AB), [2]);
+    let repeat = |world: &mut World, text: &str| {
+        let commits = world.commits;
+        world.take(a);
+        world.frame(a, text);
+        (world.brief(a).remove(0), world.commits - commits)
+    };
+    world.advance(sent_at + 60_000 - world.now.wall);
+    assert_eq!(repeat(&mut world, &first), ("ack m1 1".into(), 0), "to the last moment");
+    world.advance(5_000);
+    assert_eq!(repeat(&mut world, &second), ("ack m2 2".into(), 0), "its message is there still");
+    let other = first.replace(r#""body":"m1""#, r#""body":"other""#);
+    assert_eq!(
+        repeat(&mut world, &other),
+        ("ack m1 3".into(), 1),
+        "its time is over: for whatever it is used now"
+    );
+}
+
+#[test]
 fn a_store_that_fails_only_delays_the_sweep() {
     let mut world = world(by_count(2));
     let a = world.connect("a", "1");

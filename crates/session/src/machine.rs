@@ -250,6 +250,29 @@ mod tests {
         }
     }
 
+    /// Input is held while an identity is judged and while reading is paused, and discarded once an end has begun.
+    #[test]
+    fn what_may_happen_in_each_state() {
+        use State::*;
+        let rows = [
+            (Waiting, true, false, true),
+            (Verifying, false, false, true),
+            (Opening, false, false, true),
+            (Reading, true, true, true),
+            (Pinged, true, true, true),
+            (Paused, false, true, true),
+            (Answering, false, true, true),
+            (Closing, false, false, false),
+            (Leaving, false, false, false),
+            (Gone, false, false, false),
+        ];
+        assert_eq!(rows.map(|row| row.0), STATES);
+        for (state, reads, open, active) in rows {
+            let found = (state.reads_frames(), state.is_open(), state.is_active());
+            assert_eq!(found, (reads, open, active), "{state:?} reads, is open, is active");
+        }
+    }
+
     /// From everywhere the end is reached when only time passes, and it is reached once.
     #[test]
     fn time_ends_every_silent_connection() {

@@ -130,13 +130,24 @@ mod tests {
             let (mut seen, mut frames) = (String::new(), 0);
             while !outbox.is_empty() {
                 let now = text(&outbox);
+                let front = outbox.front().expect("something waits");
+                assert!(!front.is_empty() && now.as_bytes().starts_with(front), "{front:?} of {now}");
                 let count = step.min(now.len());
                 seen.push_str(&now[..count]);
                 frames += outbox.on_written(count);
             }
             assert_eq!((seen.as_str(), frames), ("abcdefghi", 3));
-            assert_eq!((outbox.bytes(), outbox.push_bytes()), (0, 0));
+            assert_eq!((outbox.bytes(), outbox.push_bytes(), outbox.front()), (0, 0, None));
         }
+    }
+
+    #[test]
+    fn what_is_kept_after_a_burst_shows_in_the_capacity() {
+        let mut outbox = Outbox::default();
+        assert_eq!(outbox.capacity(), 0, "nothing before there is something to say");
+        (0..100).for_each(|_| outbox.push(chunk("x", true)));
+        outbox.on_written(100);
+        assert!(outbox.is_empty() && outbox.capacity() >= 100);
     }
 
     #[test]

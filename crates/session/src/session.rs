@@ -14,7 +14,7 @@ use bowline_protocol::{
     link::Up,
 };
 use bytes::Bytes;
-use std::sync::Arc;
+use std::{cmp::Ordering, sync::Arc};
 
 /// What has to be done, in order.
 #[derive(Debug, Clone, PartialEq)]
@@ -405,11 +405,14 @@ impl Session {
         if no == 0 {
             return Turn::Take;
         }
-        if no == self.next_no {
-            self.next_no += 1;
-            return Turn::Take;
+        match no.cmp(&self.next_no) {
+            Ordering::Less => Turn::Had,
+            Ordering::Equal => {
+                self.next_no += 1;
+                Turn::Take
+            }
+            Ordering::Greater => Turn::Early,
         }
-        if no < self.next_no { Turn::Had } else { Turn::Early }
     }
 
     /// The router has accepted the connection.
@@ -636,9 +639,7 @@ impl Session {
         }
         self.undecided += 1;
         out.push(Action::Up(Up::Frame(frame)));
-        if self.undecided > cx.rules.backpressure_high {
-            self.judge_marks(cx, out);
-        }
+        self.judge_marks(cx, out);
     }
 
     /// Rooms are the gateway's own: what comes of them is not the router's to decide.
@@ -665,9 +666,7 @@ impl Session {
             }
         }
         out.push(Action::Room(request));
-        if self.undecided > cx.rules.backpressure_high {
-            self.judge_marks(cx, out);
-        }
+        self.judge_marks(cx, out);
     }
 
     fn claims_room(&self, room: &str) -> bool {

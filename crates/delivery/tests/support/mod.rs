@@ -4,7 +4,7 @@ use bowline_delivery::{
     Action, Config, Core, Event, Now, Retention, Verdict,
     persist::{
         Batch, ConversationState, Device, Found, Ledger, Member, Message, Outcome, Overdue, Query, Receipt,
-        Refused, Summary, Waiting, Write,
+        Refused, Summary, Waiting, Write, partition_of,
     },
 };
 use bowline_protocol::{
@@ -14,7 +14,7 @@ use bowline_protocol::{
 use bytes::Bytes;
 use serde_json::Value;
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -291,6 +291,24 @@ impl MemStore {
     }
 }
 
+/// Every partition that is written to is fenced, once, and no other.
+fn check_fences(batch: &Batch, epoch: u64) {
+    let written = batch.writes.iter().filter_map(|write| match write {
+        Write::Message(message) => Some(&message.conversation),
+        Write::CreateConversation { conversation, .. }
+        | Write::PutMember { conversation, .. }
+        | Write::RemoveMember { conversation, .. }
+        | Write::RenameConversation { conversation, .. }
+        | Write::DeleteConversation { conversation }
+        | Write::ExpireMessages { conversation, .. } => Some(conversation),
+        Write::PutDevice { .. } | Write::ForgetDevice { .. } | Write::ForgetIds { .. } => None,
+    });
+    let written: BTreeSet<u16> = written.map(partition_of).collect();
+    let fenced: BTreeSet<u16> = batch.fences.iter().map(|fence| fence.partition).collect();
+    assert_eq!((written, batch.fences.len()), (fenced.clone(), fenced.len()), "{batch:?}");
+    assert!(batch.fences.iter().all(|fence| fence.epoch == epoch));
+}
+
 /// Counted from the messages themselves, not from what the core says of them.
 fn waiting_of(conversation: &MemConversation, user: &UserId, member: &Member) -> u64 {
     conversation
@@ -316,10 +334,15 @@ pub struct World {
     pub closed: HashMap<u64, CloseCode>,
     pub answers: HashMap<u64, Answer>,
     pub verdicts: VecDeque<u64>,
-    routes: Vec<(UserId, DeviceId, ConnRef, SameDevice)>,
+    pub routes: Vec<(UserId, DeviceId, ConnRef, SameDevice)>,
     /// What the store answers to the next transactions instead of carrying them out.
     pub failures: usize,
     pub commits: usize,
+    /// The last transaction that the store was given.
+    pub last_batch: Batch,
+    /// Conversations that were loaded, in order; and the lane of each look-up.
+    pub loads: Vec<ConversationId>,
+    pub lanes: Vec<u64>,
     /// Look-ups are answered in the opposite order, later than everything else.
     pub backwards: bool,
     /// Look-ups are not answered.
@@ -331,11 +354,22 @@ pub struct World {
     pub accepts: HashMap<u64, u32>,
     /// Coordination says "in use" to every login.
     pub refuse_claims: bool,
+    /// Claims of routes wait until [`World::tell_claims`].
+    pub hold_claims: bool,
+    claims: Vec<(ConnRef, Box<Open>)>,
+    /// Connections that are not on the first node.
+    elsewhere: HashMap<u64, Arc<NodeRef>>,
+    /// The newest number of each connection's events, and those that did not arrive.
+    numbers: HashMap<u64, u64>,
+    missing: BTreeSet<(u64, u64)>,
+    /// Messages to nodes, and why connections were closed.
+    pub downlinks: usize,
+    pub reasons: HashMap<u64, Option<Arc<str>>>,
     /// Outcomes wait until [`World::tell_outcomes`], although what they tell of is stored.
     pub late_outcomes: bool,
     /// What coordination answers waits until it is asked for, the newest first.
-    pub late_claims: bool,
-    claims: Vec<Event>,
+    pub late_claim_answers: bool,
+    claim_answers: Vec<Event>,
     outcomes: Vec<Outcome>,
     /// Look-ups wait.
     pub hold_reads: bool,
@@ -381,6 +415,9 @@ impl World {
             routes: Vec::new(),
             failures: 0,
             commits: 0,
+            last_batch: Batch::default(),
+            loads: Vec::new(),
+            lanes: Vec::new(),
             backwards: false,
             is_silent: false,
             reads: Vec::new(),
@@ -389,9 +426,16 @@ impl World {
             accepts: HashMap::new(),
             refuse_claims: false,
             read_failures: 0,
-            late_outcomes: false,
-            late_claims: false,
+            hold_claims: false,
             claims: Vec::new(),
+            elsewhere: HashMap::new(),
+            numbers: HashMap::new(),
+            missing: BTreeSet::new(),
+            downlinks: 0,
+            reasons: HashMap::new(),
+            late_outcomes: false,
+            late_claim_answers: false,
+            claim_answers: Vec::new(),
             outcomes: Vec::new(),
             hold_reads: false,
         }
@@ -405,8 +449,25 @@ impl World {
         (self.next_conn, self.now) = (next_conn, now);
     }
 
-    fn conn_ref(&self, conn: u64) -> ConnRef {
-        ConnRef { node: self.node.clone(), connection: conn, login: conn }
+    pub fn conn_ref(&self, conn: u64) -> ConnRef {
+        let node = self.elsewhere.get(&conn).unwrap_or(&self.node).clone();
+        ConnRef { node, connection: conn, login: conn }
+    }
+
+    /// As [`World::connect`], on another node than the first.
+    pub fn connect_on(&mut self, node: &str, user: &str, device: &str) -> u64 {
+        let node = NodeRef { node_id: node.into(), boot_id: "b1".into() };
+        self.elsewhere.insert(self.next_conn, Arc::new(node));
+        self.connect(user, device)
+    }
+
+    /// Answers the claims that waited.
+    pub fn tell_claims(&mut self) {
+        self.hold_claims = false;
+        for (conn, open) in std::mem::take(&mut self.claims) {
+            self.carry_out(Action::Claim { conn, open });
+        }
+        self.settle();
     }
 
     /// The session of a connection is called after it: `s1`, `s2`.
@@ -450,20 +511,12 @@ impl World {
         conn
     }
 
-    fn open(&mut self, user: &str, device: &str, resume: Option<&str>, same_device: SameDevice) -> u64 {
+    /// What [`World::connect`] says; the turn is still to come.
+    pub fn open(&mut self, user: &str, device: &str, resume: Option<&str>, same_device: SameDevice) -> u64 {
         let conn = self.next_conn;
         self.next_conn += 1;
-        let open = Open {
-            user: UserId::trusted(user),
-            device: DeviceId::trusted(device),
-            class: None,
-            channel: None,
-            session: format!("s{conn}").into(),
-            resume: resume.map(Into::into),
-            same_device,
-        };
-        let from = self.conn_ref(conn);
-        self.event(Event::Uplink(Uplink { from, event: Up::Open(open) }));
+        let resume = resume.map(Into::into);
+        self.give(conn, Up::Open(Open { resume, same_device, ..opening(user, device, conn) }));
         conn
     }
 
@@ -477,8 +530,8 @@ impl World {
     }
 
     /// Tells what coordination answered, the newest first.
-    pub fn tell_claims(&mut self) {
-        for claimed in std::mem::take(&mut self.claims).into_iter().rev() {
+    pub fn tell_claim_answers(&mut self) {
+        for claimed in std::mem::take(&mut self.claim_answers).into_iter().rev() {
             self.event(claimed);
         }
     }
@@ -488,6 +541,16 @@ impl World {
         for (read, query) in std::mem::take(&mut self.reads) {
             self.found.push((read, self.store.read(&query)));
         }
+    }
+
+    /// Takes the look-ups that wait, so that the test answers them itself.
+    pub fn take_reads(&mut self) -> Vec<(u64, Query)> {
+        std::mem::take(&mut self.reads)
+    }
+
+    pub fn answer(&mut self, read: u64, found: Found) {
+        self.event(Event::Found { read, found });
+        self.settle();
     }
 
     /// Coordination loses everything.
@@ -522,27 +585,55 @@ impl World {
         self.frames(&[(conn, text)]);
     }
 
-    pub fn request(&mut self, request: Request) -> Answer {
+    /// A request of the API; the turn is still to come.
+    pub fn give_request(&mut self, request: Request) -> u64 {
         self.next_request += 1;
         let from = ConnRef { node: self.node.clone(), connection: 0, login: 0 };
         let request_id = self.next_request;
         self.event(Event::Uplink(Uplink { from, event: Up::Request { request_id, request } }));
+        request_id
+    }
+
+    pub fn request(&mut self, request: Request) -> Answer {
+        let request_id = self.give_request(request);
         self.settle();
         self.answers.remove(&request_id).expect("every request is answered")
     }
 
+    /// One event; the turn is still to come.
+    pub fn give(&mut self, conn: u64, event: Up) {
+        let from = self.conn_ref(conn);
+        self.event(Event::Uplink(Uplink { from, event }));
+    }
+
     fn event(&mut self, event: Event) {
+        if let Event::Uplink(Uplink { from, event: Up::NotHere { no, .. } }) = &event {
+            self.missing.insert((from.connection, *no));
+        }
         self.core.on_event(event, self.now);
     }
 
+    /// Lets time pass as the driver does: from one timer to the next, and nothing happens between.
     pub fn advance(&mut self, ms: u64) {
-        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
         self.settle();
+        let end = self.now.mono + ms;
+        while let Some(due) = self.core.next_due().filter(|due| *due <= end) {
+            assert!(due > self.now.mono, "what was due has happened");
+            self.pass(due - self.now.mono);
+            self.settle();
+        }
+        self.pass(end - self.now.mono);
+        self.core.on_turn(self.now);
+        assert_eq!(self.core.take_actions(), [], "nothing happens before its timer");
+    }
+
+    fn pass(&mut self, ms: u64) {
+        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
     }
 
     /// One turn later; what is looked up in it is answered when the world settles again.
     pub fn advance_before_reads(&mut self, ms: u64) {
-        (self.now.wall, self.now.mono) = (self.now.wall + ms, self.now.mono + ms);
+        self.pass(ms);
         let was_backwards = std::mem::replace(&mut self.backwards, true);
         self.core.on_turn(self.now);
         for action in self.core.take_actions() {
@@ -558,7 +649,7 @@ impl World {
 
     /// Turns until nothing happens any more.
     pub fn settle(&mut self) {
-        for _ in 0..100_000 {
+        for _ in 0..10_000 {
             self.core.on_turn(self.now);
             let actions = self.core.take_actions();
             if actions.is_empty() {
@@ -587,13 +678,29 @@ impl World {
     }
 
     fn carry_out(&mut self, action: Action) {
+        if let Action::Read { lane, query, .. } = &action {
+            self.lanes.push(*lane);
+            if let Query::Conversation { conversation, .. } = query {
+                self.loads.push(conversation.clone());
+            }
+        }
         match action {
             Action::Send(message) => {
                 if let Down::Answer { request_id, answer } = message.event {
                     self.answers.insert(request_id, *answer);
                     return;
                 }
+                self.downlinks += 1;
                 for target in &message.to {
+                    assert_eq!(message.node, self.conn_ref(target.connection).node, "its own node is told");
+                    // Each event has the next number, but for one that is sent again and one outside the order.
+                    let last = self.numbers.entry(target.connection).or_default();
+                    if target.no == *last + 1 {
+                        *last = target.no;
+                    } else {
+                        let is_again = self.missing.contains(&(target.connection, target.no));
+                        assert!(target.no == 0 || is_again, "{} after {last}", target.no);
+                    }
                     match &message.event {
                         Down::Frame { frame, decided, .. } => {
                             *self.decided.entry(target.connection).or_default() += decided;
@@ -605,7 +712,11 @@ impl World {
                             self.sent.entry(target.connection).or_default().push(value);
                         }
                         Down::Decided(count) => *self.decided.entry(target.connection).or_default() += count,
-                        Down::Close { code, .. } | Down::Refused(code) => {
+                        Down::Close { code, reason } => {
+                            self.closed.insert(target.connection, *code);
+                            self.reasons.insert(target.connection, reason.clone());
+                        }
+                        Down::Refused(code) => {
                             self.closed.insert(target.connection, *code);
                         }
                         Down::Accepted { resumed } => {
@@ -620,6 +731,8 @@ impl World {
             }
             Action::Commit(batch) => {
                 self.commits += 1;
+                check_fences(&batch, self.config.owner_epoch);
+                self.last_batch = (*batch).clone();
                 let outcome = if self.failures > 0 {
                     self.failures -= 1;
                     Outcome::Failed("disk full".into())
@@ -644,6 +757,7 @@ impl World {
                 let found = self.store.read(&query);
                 self.event(Event::Found { read, found });
             }
+            Action::Claim { conn, open } if self.hold_claims => self.claims.push((conn, open)),
             Action::Claim { conn, open } if self.refuse_claims => {
                 self.event(Event::Claimed { conn, open, claim: Claim::InUse });
             }
@@ -662,9 +776,9 @@ impl World {
                 };
                 self.routes.retain(|r| !ended.contains(&r.2));
                 self.routes.push((open.user.clone(), open.device.clone(), conn.clone(), open.same_device));
-                self.claims.push(Event::Claimed { conn, open, claim: Claim::Won { ended } });
-                if !self.late_claims {
-                    self.tell_claims();
+                self.claim_answers.push(Event::Claimed { conn, open, claim: Claim::Won { ended } });
+                if !self.late_claim_answers {
+                    self.tell_claim_answers();
                 }
             }
             Action::Release { conn, .. } => self.routes.retain(|r| r.2 != conn),
@@ -694,6 +808,19 @@ impl World {
 
     pub fn last_seq(&self, conversation: &str) -> Seq {
         self.store.conversations.get(conversation).map_or(0, MemConversation::last)
+    }
+}
+
+/// What a connection says when it opens.
+pub fn opening(user: &str, device: &str, conn: u64) -> Open {
+    Open {
+        user: UserId::trusted(user),
+        device: DeviceId::trusted(device),
+        class: None,
+        channel: None,
+        session: format!("s{conn}").into(),
+        resume: None,
+        same_device: SameDevice::Replace,
     }
 }
 

@@ -136,12 +136,16 @@ fn send(id: &str) -> String {
 #[test]
 fn a_connection_opens_in_four_steps() {
     let mut rig = Rig::with(rules());
+    assert_eq!((rig.session.user(), rig.session.login(), rig.session.issued_at()), (None, 0, 0));
     assert_eq!(short(&rig.text("ping")), ["pong"]);
     assert_eq!(short(&rig.text(r#"{"type":"ping","data":"x"}"#)), ["pong x"]);
     assert_eq!(short(&rig.text(r#"{"type":"connect","token":"t"}"#)), ["verify t false"]);
     assert!(!rig.session.state().reads_frames());
     let random = FRESH.login;
     assert_eq!(short(&rig.verdict(Ok(grant("alice")))), [format!("open alice/{random:016x}")]);
+    let who =
+        |s: &Session| (s.user().map(ToString::to_string), s.device().is_some(), s.login(), s.issued_at());
+    assert_eq!(who(&rig.session), (Some("alice".into()), true, 77, 1));
     assert_eq!(rig.session.take_turn(77, 1), Turn::Take);
     let greeted = rig.run(|s, cx, out| s.on_accepted(cx, false, out));
     assert_eq!(short(&greeted), ["opened", "connected 00000000000000000000000000000abc"]);
@@ -397,9 +401,11 @@ fn events_of_the_router_are_taken_in_order() {
         (77, 2, Turn::Had),
         (77, 3, Turn::Take),
     ];
+    assert_eq!(rig.session.next_no(), 2);
     for (login, no, expected) in rows {
         assert_eq!(rig.session.take_turn(login, no), expected, "{login} {no}");
     }
+    assert_eq!(rig.session.next_no(), 4);
     rig.run(|s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out));
     assert_eq!(rig.session.take_turn(77, 4), Turn::NotHere);
 }
@@ -587,4 +593,202 @@ fn requests_of_rooms_are_paid_for_like_others() {
     assert_eq!(short(&rig.text(&join("1", "lobby"))), ["room.join 1"]);
     assert_eq!(short(&rig.text(&join("2", "lobby"))), ["room.join 2"]);
     assert_eq!(short(&rig.text(&join("3", "lobby"))), ["failed rate_limited", "error rate_limited 3"]);
+}
+
+#[test]
+fn a_connection_is_who_the_token_says_from_its_verdict_on() {
+    let mut rig = Rig::open(Rules { room_join: RoomJoin::Claim, ..rules() });
+    assert_eq!(rig.session.claims(), None, "a token that says nothing more");
+    let named = |name: &str| Some(Box::from(name));
+    let rooms: Arc<[Box<str>]> = ["lobby".into()].into();
+    for (token_id, session_id, rooms) in
+        [(named("t1"), None, None), (None, named("s1"), None), (None, None, Some(rooms))]
+    {
+        rig.text(r#"{"type":"auth.refresh","id":"r","token":"t"}"#);
+        let has_rooms = rooms.is_some();
+        let (token, session) = (token_id.clone(), session_id.clone());
+        let grant = Grant { token_id, session_id, rooms, ..grant("alice") };
+        rig.run(|s, cx, out| s.on_verdict(cx, true, Ok(grant), FRESH, out));
+        let claims = rig.session.claims().expect("what revocation names, or rooms");
+        assert_eq!((&claims.token_id, &claims.session_id), (&token, &session));
+        assert_eq!(short(&rig.text(&join("1", "lobby"))).len(), if has_rooms { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn a_token_in_the_handshake_opens_as_one_in_connect_does() {
+    let mut rig = Rig::with(rules());
+    let hello = Hello { device: Some(DeviceId::trusted("tablet")), ..Hello::default() };
+    let asked = rig.run(|s, cx, out| s.on_handshake(cx, "t".into(), hello, out));
+    let device = Some(DeviceId::trusted("tablet"));
+    assert_eq!(asked, [Action::Verify { token: "t".into(), device, refresh: false }]);
+    assert_eq!(short(&rig.verdict(Ok(grant("alice")))), ["open alice/tablet"]);
+}
+
+#[test]
+fn a_refresh_is_judged_for_the_device_that_is_bound() {
+    let mut rig = Rig::open(rules());
+    let asked = rig.text(r#"{"type":"auth.refresh","id":"r","token":"u"}"#);
+    let device = Some(DeviceId::trusted("phone"));
+    assert_eq!(asked, [Action::Verify { token: "u".into(), device, refresh: true }]);
+}
+
+#[test]
+fn binary_frames_are_frames_like_any_other() {
+    let binary = |header: &str, body: &[u8]| {
+        [&(header.len() as u32).to_be_bytes()[..], header.as_bytes(), body].concat()
+    };
+    let frame = binary(r#"{"type":"msg.send","id":"1","to":"bob"}"#, &[0, 255]);
+    let mut rig = Rig::open(rules());
+    let sent = rig.run(|s, cx, out| s.on_binary(cx, &frame, out));
+    let [Action::Up(Up::Frame(ClientFrame::MsgSend { send }))] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!(send.body, bowline_protocol::Body::Binary(Bytes::from_static(&[0, 255])));
+    let refused = rig.run(|s, cx, out| s.on_binary(cx, &frame[..9], out));
+    assert_eq!(short(&refused), ["failed malformed", "error malformed"]);
+}
+
+/// Lets time pass, answering pings, until something else happens.
+fn pass_until_it_acts(rig: &mut Rig) -> Vec<String> {
+    for _ in 0..1_000 {
+        rig.run(|s, cx, out| s.on_bytes(cx, out));
+        let actions = short(&rig.pass());
+        if actions != ["ping"] {
+            return actions;
+        }
+    }
+    panic!("only pings");
+}
+
+#[test]
+fn a_session_ends_with_its_token_and_clocks_may_differ_by_half_a_minute() {
+    let end = ["up closed token-expired", "ended token-expired true", "close 4001 token-expired"];
+    let mut rig = Rig::open(rules());
+    assert_eq!(pass_until_it_acts(&mut rig), ["auth.expiring"]);
+    assert_eq!(pass_until_it_acts(&mut rig), end);
+    assert_eq!(rig.now.wall_ms, 10_000_000, "the time that the token names");
+
+    // By the verifier's clock it was good still.
+    let mut rig = Rig::with(rules());
+    rig.text(r#"{"type":"connect","token":"t"}"#);
+    let expires_at = rig.now.wall_ms - 5_000;
+    rig.verdict(Ok(Grant { expires_at, ..grant("alice") }));
+    let greeted = short(&rig.run(|s, cx, out| s.on_accepted(cx, false, out)));
+    assert_eq!(greeted.last().map(String::as_str), Some("auth.expiring"));
+    assert_eq!(pass_until_it_acts(&mut rig), end);
+    assert_eq!(rig.now.wall_ms, expires_at + 30_000);
+}
+
+#[test]
+fn a_connection_without_identity_is_open_and_known_to_nobody() {
+    let (rules, now) = (rules(), Now { mono_ms: 1_000, wall_ms: 1_000_000 });
+    let mut rig = Rig { session: Session::without_identity(&rules, now, 3), rules, now };
+    assert_eq!(rig.session.state(), State::Reading);
+    assert_eq!(
+        short(&rig.run(|s, _, out| s.on_drain(100, "rolling", out))),
+        [""; 0],
+        "nobody to send elsewhere"
+    );
+    assert_eq!(short(&rig.pass()), ["ping"], "silence is judged as with any other");
+    let closed = short(&rig.run(|s, cx, out| s.close(cx, CloseCode::Draining, None, None, out)));
+    assert_eq!(closed, ["ended draining false", "close 1001 draining"]);
+}
+
+#[test]
+fn a_drain_sends_every_open_client_elsewhere_and_nobody_else() {
+    let drain = |rig: &mut Rig| rig.run(|s, _, out| s.on_drain(1_500, "rolling", out));
+    let mut rig = Rig::with(rules());
+    assert_eq!(drain(&mut rig), [], "it has no identity yet");
+    let mut rig = Rig::open(rules());
+    let told = drain(&mut rig);
+    let [Action::Send(frame)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(
+        String::from_utf8_lossy(&frame.json),
+        r#"{"type":"session.migrate","retry_after_ms":1500,"reason":"rolling"}"#
+    );
+    assert_eq!(short(&rig.text(&send("1"))), ["up msg.send"], "it works unchanged");
+    rig.run(|s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out));
+    assert_eq!(drain(&mut rig), [], "its end has begun");
+}
+
+#[test]
+fn a_close_frame_of_the_client_is_answered_at_once() {
+    let mut rig = Rig::open(rules());
+    let closed = short(&rig.run(|s, cx, out| s.on_peer_closed(cx, out)));
+    assert_eq!(closed, ["up closed bye", "ended bye true", "answerclose"]);
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_flushed(cx, out))), ["drop"]);
+}
+
+#[test]
+fn a_socket_that_failed_is_dropped_at_once() {
+    let mut rig = Rig::open(rules());
+    let gone = short(&rig.run(|s, cx, out| s.on_peer_gone(cx, out)));
+    assert_eq!(gone, ["up closed bye", "ended bye true", "drop"]);
+}
+
+#[test]
+fn the_router_hears_of_a_full_socket_and_of_an_empty_one_once_each() {
+    let mut rig = Rig::open(rules());
+    let flushed = |rig: &mut Rig| short(&rig.run(|s, cx, out| s.on_flushed(cx, out)));
+    assert_eq!(flushed(&mut rig), [""; 0], "it was told of no full one");
+    let queued = |rig: &mut Rig| short(&rig.run(|s, cx, out| s.on_queue(cx, 100, 100, out)));
+    assert_eq!((queued(&mut rig), queued(&mut rig)), (vec!["congested".to_owned()], vec![]));
+    assert_eq!((flushed(&mut rig), flushed(&mut rig)), (vec!["flowing".to_owned()], vec![]));
+    // After its end it is nobody's.
+    queued(&mut rig);
+    rig.run(|s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out));
+    assert_eq!(flushed(&mut rig), ["endoutput"]);
+}
+
+#[test]
+fn at_the_mark_a_socket_is_still_read() {
+    let mut rig = Rig::open(rules());
+    for id in 1..=4 {
+        rig.text(&send(&id.to_string()));
+    }
+    assert_eq!(short(&rig.run(|s, cx, out| s.on_queue(cx, 10, 0, out))), [""; 0], "4 are not above 4");
+    assert_eq!(rig.session.state(), State::Reading);
+}
+
+#[test]
+fn only_who_reads_too_slowly_is_slow() {
+    let mut rig = Rig::open(rules());
+    assert!(!rig.session.is_slow());
+    rig.run(|s, cx, out| s.on_queue(cx, 1001, 1001, out));
+    assert!(rig.session.is_slow());
+    let mut rig = Rig::open(rules());
+    rig.run(|s, cx, out| s.close(cx, CloseCode::Kicked, None, None, out));
+    assert!(!rig.session.is_slow(), "another end");
+}
+
+#[test]
+fn what_is_said_in_a_room_is_said_by_the_bound_user() {
+    let mut rig = Rig::open(rules());
+    let say =
+        |from: &str| format!(r#"{{"type":"room.send","id":"1","room":"lobby","body":1,"from":"{from}"}}"#);
+    assert_eq!(
+        short(&rig.text(&say("bob"))),
+        ["mismatch bob", "failed identity_mismatch", "error identity_mismatch 1"]
+    );
+    assert_eq!(short(&rig.text(&say("alice"))), ["room.send 1"]);
+}
+
+#[test]
+fn who_is_too_fast_is_told_how_long_to_wait() {
+    let mut rig = Rig::open(Rules { frames_per_second: 4, backpressure_high: 99, ..rules() });
+    // Not at the beginning of a second: waiting is counted from now.
+    rig.now.mono_ms += 123;
+    for id in 0..4 {
+        assert_eq!(short(&rig.text(&send(&id.to_string()))), ["up msg.send"]);
+    }
+    let mut wait = |after: u64| {
+        rig.now.mono_ms += after;
+        let refused = rig.text(&send("late"));
+        let Some(Action::Send(frame)) = refused.last() else { panic!("{refused:?}") };
+        let json = String::from_utf8_lossy(&frame.json).into_owned();
+        let (_, rest) = json.split_once(r#""retry_after_ms":"#).expect("how long");
+        rest.trim_end_matches('}').parse::<u64>().expect("a number")
+    };
+    assert_eq!((wait(0), wait(100)), (250, 150));
+    rig.now.mono_ms += 150;
+    assert_eq!(short(&rig.text(&send("late"))), ["up msg.send"], "it was told the truth");
 }
