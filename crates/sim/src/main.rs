@@ -3,7 +3,11 @@
 use bowline_sim::{Plan, Plant, Report, World, model::INVARIANTS, run, shrink};
 use clap::Parser;
 use serde_json::json;
-use std::{process::ExitCode, time::Instant};
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+    time::Instant,
+};
 
 /// Simulates a cluster, one run for each seed. Ends with 1 at the first seed that breaks a promise, and with 2 when it
 /// was called wrongly.
@@ -47,7 +51,8 @@ fn main() -> ExitCode {
         count += 1;
         let report = run(seed, plant);
         if report.violation.is_some() {
-            show_failure(&args, seed, plant, &report, count, began.elapsed().as_secs_f64());
+            // Whoever reads it may have seen enough.
+            let _gone = show_failure(&args, seed, plant, &report, count, began.elapsed().as_secs_f64());
             return ExitCode::FAILURE;
         }
     }
@@ -79,8 +84,16 @@ fn parse_seeds(text: &str) -> Option<std::ops::Range<u64>> {
     (!range.is_empty()).then_some(range)
 }
 
-fn show_failure(args: &Args, seed: u64, plant: Option<Plant>, report: &Report, count: u64, seconds: f64) {
-    let Some(violation) = &report.violation else { return };
+fn show_failure(
+    args: &Args,
+    seed: u64,
+    plant: Option<Plant>,
+    report: &Report,
+    count: u64,
+    seconds: f64,
+) -> io::Result<()> {
+    let Some(violation) = &report.violation else { return Ok(()) };
+    let mut out = io::stdout().lock();
     let plan = Plan::new(seed);
     let shrunk = shrink(&plan, plant, violation);
     if args.json {
@@ -98,19 +111,19 @@ fn show_failure(args: &Args, seed: u64, plant: Option<Plant>, report: &Report, c
         if let Some(plant) = plant {
             object["plant"] = json!(plant.name());
         }
-        println!("{object}");
-        return;
+        return writeln!(out, "{object}");
     }
     let promise =
         INVARIANTS.iter().find(|(name, _)| *name == violation.invariant).map_or("", |(_, text)| text);
-    println!("seed {seed} fails after {} steps, at {} ms", report.steps, report.ended_at);
+    writeln!(out, "seed {seed} fails after {} steps, at {} ms", report.steps, report.ended_at)?;
     if let Some(plant) = plant {
-        println!("  planted: {}: {}", plant.name(), plant.meaning());
+        writeln!(out, "  planted: {}: {}", plant.name(), plant.meaning())?;
     }
-    println!("  invariant: {}: {promise}", violation.invariant);
-    println!("  what happened: {}", violation.text);
+    writeln!(out, "  invariant: {}: {promise}", violation.invariant)?;
+    writeln!(out, "  what happened: {}", violation.text)?;
     let small = &shrunk.plan;
-    println!(
+    writeln!(
+        out,
         "\nshrunk from {} to {} steps in {} runs: {} gateways, devices {:?}, {:?}",
         plan.steps.len(),
         small.steps.len(),
@@ -118,14 +131,15 @@ fn show_failure(args: &Args, seed: u64, plant: Option<Plant>, report: &Report, c
         small.gateways,
         small.devices,
         small.network
-    );
+    )?;
     for step in &small.steps {
-        println!("  at {:>5} ms: {:?}", step.at, step.act);
+        writeln!(out, "  at {:>5} ms: {:?}", step.at, step.act)?;
     }
-    println!("  what happens then: {}", shrunk.violation.text);
-    println!("\nthe end of its history:");
+    writeln!(out, "  what happens then: {}", shrunk.violation.text)?;
+    writeln!(out, "\nthe end of its history:")?;
     for line in World::run(small, plant, true).history {
-        println!("  {line}");
+        writeln!(out, "  {line}")?;
     }
-    println!("\nagain: cargo run --release -p bowline-sim -- --seeds {seed}..{}", seed + 1);
+    writeln!(out, "\nagain: cargo run --release -p bowline-sim -- --seeds {seed}..{}", seed + 1)?;
+    Ok(())
 }
