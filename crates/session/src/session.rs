@@ -218,14 +218,22 @@ impl Session {
     fn state_ends_ms(&self, rules: &Rules) -> u64 {
         match self.state {
             State::Waiting | State::Verifying | State::Opening => self.since_ms + CONNECT_TIMEOUT_MS,
-            State::Reading => self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms),
-            State::Pinged => self.heard_ms + rules.close_after_ms,
+            State::Reading => self.ping_ms(rules).min(self.silent_ms(rules)),
+            State::Pinged => self.silent_ms(rules),
             State::Paused => self.since_ms + rules.backpressure_timeout_ms,
             State::Answering => self.since_ms + LINGER_MS,
             State::Closing | State::Leaving if self.slow => self.since_ms + LINGER_SLOW_MS,
             State::Closing | State::Leaving => self.since_ms + LINGER_MS,
             State::Gone => u64::MAX,
         }
+    }
+
+    fn ping_ms(&self, rules: &Rules) -> u64 {
+        self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms)
+    }
+
+    fn silent_ms(&self, rules: &Rules) -> u64 {
+        self.heard_ms + rules.close_after_ms
     }
 
     // What happens.
@@ -242,7 +250,13 @@ impl Session {
             }
         }
         if self.state_ends_ms(cx.rules) <= cx.now.mono_ms {
-            self.step(cx, Event::TimeUp, out);
+            // A close that is due no later than the ping does not wait for it.
+            let is_silent = self.silent_ms(cx.rules) <= self.ping_ms(cx.rules).min(cx.now.mono_ms);
+            let event = match self.state {
+                State::Reading if is_silent => Event::Silent,
+                _ => Event::TimeUp,
+            };
+            self.step(cx, event, out);
         }
     }
 

@@ -256,6 +256,25 @@ fn silence_is_pinged_and_then_closed() {
     assert_eq!(rig.now.mono_ms, heard + 95_000);
 }
 
+/// Both count from the last byte, neither from the other.
+#[test]
+fn a_close_that_is_due_before_the_ping_does_not_wait_for_it() {
+    // The jitter of this connection is 3 ms.
+    for (ping_after_ms, close_after_ms) in [(5_000, 1_000), (45_000, 45_002), (45_000, 45_003)] {
+        let mut rig = Rig::open(Rules { ping_after_ms, close_after_ms, ..rules() });
+        let heard = rig.now.mono_ms;
+        let closed = short(&rig.pass());
+        assert_eq!(closed.last().map(String::as_str), Some("close 1001 heartbeat-timeout"), "{closed:?}");
+        assert_eq!(rig.now.mono_ms, heard + close_after_ms);
+    }
+    let mut rig = Rig::open(Rules { ping_after_ms: 45_000, close_after_ms: 45_004, ..rules() });
+    assert_eq!(short(&rig.pass()), ["ping"]);
+    // Whoever looks at its clock too late pings all the same: what was sent meanwhile may not be read yet.
+    let mut rig = Rig::open(rules());
+    rig.now.mono_ms += 200_000;
+    assert_eq!(short(&rig.pass()), ["ping"]);
+}
+
 #[test]
 fn undecided_frames_pause_above_the_mark_and_resume_below_half() {
     let mut rig = Rig::open(rules());
