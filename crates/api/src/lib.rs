@@ -67,7 +67,7 @@ pub trait Node: Send + Sync {
     fn drain(&self, reason: &str);
     /// Why this node should get no clients, a sentence each.
     fn readiness(&self) -> Result<(), Vec<String>>;
-    /// In the text format of OpenMetrics.
+    /// In the text format of Prometheus, version 0.0.4.
     fn metrics(&self) -> String;
 }
 

@@ -152,7 +152,7 @@ impl Node for TestNode {
     }
 
     fn metrics(&self) -> String {
-        "bowline_test 1\n# EOF\n".into()
+        "bowline_test 1\n".into()
     }
 }
 
@@ -342,7 +342,7 @@ async fn every_endpoint_asks_the_router_and_answers_as_documented() {
         ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"s","expires_at":1}"#, 204, ""),
         ("GET", "/healthz", "", 200, r#"{"status":"ok"}"#),
         ("GET", "/readyz", "", 200, r#"{"status":"ready"}"#),
-        ("GET", "/metrics", "", 200, "bowline_test 1\n# EOF\n"),
+        ("GET", "/metrics", "", 200, "bowline_test 1\n"),
     ];
     for (method, path, body, status, expected) in rows {
         let answered = rig.call(method, path, body).await;
