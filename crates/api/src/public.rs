@@ -10,6 +10,7 @@ use crate::{
     message::Message,
     rewind::Rewind,
     server::bearer,
+    speak::{http1, serve_http2},
 };
 use axum::{
     Extension, Router,
@@ -31,13 +32,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use hyper::{
     body::Incoming,
-    server::conn::{http1, http2},
     service::{Service, service_fn},
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use serde::{Deserialize, Serialize};
 use std::{
     future::poll_fn,
@@ -165,17 +162,12 @@ impl Server {
         let mut rewind = Rewind { head, stream: Connection::new(stream)? };
         let routes = TowerToHyperService::new(self.routes.layer(Extension(ends)));
         if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder.timer(TokioTimer::new());
-            return Ok(builder.serve_connection(TokioIo::new(rewind), routes).await?);
+            return serve_http2(rewind, routes).await;
         }
         let turn = Arc::new(Mutex::new(Turn::default()));
         let has_taker = self.hand_back.get().is_some();
         let service = service_fn(|request| answer_or_hand_back(&routes, &turn, has_taker, request));
-        let mut builder = http1::Builder::new();
-        // Who has ended its side of the socket still reads.
-        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
-        let mut connection = builder.serve_connection(TokioIo::new(rewind), service);
+        let mut connection = http1().serve_connection(TokioIo::new(rewind), service);
         let ended = poll_fn(|context| connection.poll_without_shutdown(context)).await;
         let head = lock(&turn).handed_back.take();
         let (Some(head), Some(take)) = (head, self.hand_back.get()) else {
