@@ -61,10 +61,18 @@ fn a_drain_by_the_api_moves_everybody_and_the_process_stays(transport: Transport
             let notice = ending.notice.expect("session.closed is the last frame");
             assert_eq!(notice.number_of("code"), 1013, "{}", notice.text);
             assert!(notice.json["retry_after_ms"].is_u64(), "{}", notice.text);
+            assert_eq!(notice.text_of("reason"), "draining");
         }
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("a draining server took a connection"),
     }
+
+    // It is counted by what it was told, and nobody else has ended yet.
+    let ended = |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        server.metrics().find_with("bowline_gateway_closed_total", &label).unwrap_or(0.0)
+    };
+    assert_eq!((ended("draining"), ended("overloaded")), (1.0, 0.0));
 
     // Once more changes nothing.
     server.post("/admin/drain?reason=again", &json!({})).expect(202);
@@ -143,14 +151,6 @@ fn without_connections_a_signal_ends_it_at_once() {
     assert!(began.elapsed() < Duration::from_secs(5), "it ended after {:?}", began.elapsed());
 }
 
-fn a_second_signal_stops_at_once(transport: Transport) {
-    let mut server = Server::with(&[("gateway.drain_timeout_ms", "40000")]);
-    let mut client = server.connect(transport, "alice");
-    server.signal("TERM");
-    client.expect("session.migrate");
-    let began = Instant::now();
-    server.signal("TERM");
-    client.expect_closed(1001, "shutdown");
 fn who_reads_slowly_gets_everything_before_a_signal_ends_the_process(transport: Transport) {
     const MESSAGES: u64 = 400;
     let _turn = bowline_tests::turn();
@@ -174,6 +174,14 @@ fn who_reads_slowly_gets_everything_before_a_signal_ends_the_process(transport: 
     assert_eq!(server.wait_end(PATIENCE).code(), Some(0));
 }
 
+fn a_second_signal_stops_at_once(transport: Transport) {
+    let mut server = Server::with(&[("gateway.drain_timeout_ms", "40000")]);
+    let mut client = server.connect(transport, "alice");
+    server.signal("TERM");
+    client.expect("session.migrate");
+    let began = Instant::now();
+    server.signal("TERM");
+    client.expect_closed(1001, "shutdown");
     server.wait_end(PATIENCE);
     assert!(began.elapsed() < Duration::from_secs(8), "it ended after {:?}", began.elapsed());
 }

@@ -561,7 +561,14 @@ impl Session {
     pub fn refuse(&mut self, cx: &Context<'_>, refusal: Refusal, out: &mut Out) {
         if let Effect::Farewell(code) = self.apply(cx, Event::Close(refusal.close), out) {
             let retry_after_ms = refusal.retry_after_ms;
-            let reason = refusal.reason.map(Arc::from);
+        let first = out.len();
+            let reason = refusal.told_as.map(|told| Arc::from(told.reason()));
+            // It is counted by the reason that the client is told.
+            for action in &mut out[first..] {
+                if let (Action::Ended { code, .. }, Some(told)) = (action, refusal.told_as) {
+                    *code = told;
+                }
+            }
             out.push(Action::Close { code, reason, retry_after_ms, refusal: Some(Box::new(refusal)) });
         }
     }
