@@ -23,13 +23,14 @@ use axum::{
 use bowline_auth::{Fault, Identity, Question, Verifier};
 use bowline_protocol::{
     DeviceId, ErrorCode, Millis, UserId,
+    error::Refusal,
     frame::ServerFrame,
     ids::DeviceClass,
     link::{Answer, Request, Send as SendMessage},
 };
 use bowline_tls::Stream;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version, header};
 use hyper::{
     body::Incoming,
     service::{Service, service_fn},
@@ -56,7 +57,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type HandBack = Box<dyn Fn(Stream, Bytes) + Send + Sync>;
 
 pub struct Config {
-    /// `gateway.ws_path`: where the demo page connects.
+    /// `gateway.ws_path`: where the demo page connects, and what is no upgrade is answered 426.
     pub ws_path: String,
     /// `gateway.allowed_origins`: empty allows all.
     pub allowed_origins: Vec<String>,
@@ -122,7 +123,7 @@ impl Server {
             .route("/demo/token", post(demo_token))
             .route("/v1/messages", post(send))
             .route("/v1/place", get(place))
-            .fallback(unknown_route)
+            .fallback(elsewhere)
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
             .layer(from_fn(head::check))
@@ -252,6 +253,24 @@ fn head_of<B>(request: &http::Request<B>) -> Vec<u8> {
     }
     head.extend_from_slice(b"\r\n");
     head
+}
+
+/// The path of the WebSocket without an upgrade, which no version of HTTP but 1.1 has; there is nothing anywhere else.
+async fn elsewhere(State(public): Shared, request: HttpRequest) -> Response {
+    if request.uri().path() != public.config.ws_path {
+        return unknown_route(request).await.into_response();
+    }
+    let message = "this path speaks WebSocket: send Upgrade: websocket over HTTP/1.1";
+    let refusal = Refusal::new(ErrorCode::Malformed, message);
+    let mut response = json(StatusCode::UPGRADE_REQUIRED, &refusal);
+    let headers = response.headers_mut();
+    headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+    // A header about the connection is none of HTTP/2 (RFC 9113, 8.2.2).
+    if request.version() < Version::HTTP_2 {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    }
+    response
 }
 
 // Origins
