@@ -64,7 +64,7 @@ pub mod limits {
     pub const HEAD_BYTES_MAX: usize = bowline_protocol::ws::handshake::HEAD_BYTES_MAX;
     /// Header lines for which there is room: as many as such a head has of the shortest that are usual, `a: b`.
     pub const HEADER_LINES_MAX: usize = HEAD_BYTES_MAX / 6;
-    /// A client over HTTP/2 that is silent so long is pinged, and without an answer for the second time closed.
+    /// A client over HTTP/2 that is silent so long is pinged, and closed when it does not answer within the other time.
     pub const PING_AFTER: Duration = Duration::from_secs(20);
     pub const PING_TIMEOUT: Duration = Duration::from_secs(10);
 }
