@@ -258,8 +258,17 @@ fn metrics_have_the_promised_names_in_prometheus_form() {
     let server = Server::start();
     let mut alice = server.connect(Transport::Ws, "alice");
     alice.tell("bob", 1);
-    let text = server.get("/metrics").expect(200).text;
+    let page = server.get("/metrics").expect(200);
+    assert_eq!(page.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let text = page.text;
     let metrics = Metrics::parse(&text);
+    // A counter and a gauge, each described under its own name.
+    for line in
+        ["bowline_gateway_backpressure_paused_total counter", "bowline_gateway_backpressure_paused gauge"]
+    {
+        let line = format!("# TYPE {line}");
+        assert_eq!(text.lines().filter(|one| *one == line).count(), 1, "{line}: {text}");
+    }
     for name in [
         "bowline_gateway_backpressure_paused_total",
         "bowline_gateway_backpressure_resumed_total",

@@ -49,6 +49,10 @@ fn several_processes_share_the_connections_and_add_up() {
     let [ws, _] = urls(&server);
     let report = bench(&ws, &["idle", "--connections", "41", "--processes", "3", "--duration", "300ms"]);
     assert_eq!(number(&report, "connections"), 41.0);
+    assert!(
+        ["connections", "failed", "lost_while_held"].iter().all(|name| report[name].is_u64()),
+        "{report:#}"
+    );
     let report =
         bench(&ws, &["pair", "--connections", "30", "--processes", "2", "--duration", "1s", "--rate", "100"]);
     assert_eq!(number(&report, "connections"), 30.0);
@@ -218,11 +222,18 @@ fn what_is_wrong_is_one_line_that_says_what_to_do() {
         (with(&secret, &ws, &["--connections", "2000000000"]), 2, "ulimit"),
         (with(&secret, &ws, &["--publishers", "0"]), 2, "--publishers"),
         (with(&secret, &ws, &["--stalled", "1"]), 2, "bench fanout"),
+        (with(&secret, &ws, &["--server-pid", "4194999"]), 2, "--server-pid"),
+        // Nobody is asked for that.
+        (with(&secret, &nobody, &["--connections", "0"]), 2, "--connections"),
+        (with(&secret, &nobody, &["--publishers", "0"]), 2, "--publishers"),
+        (with(&secret, &nobody, &["--stalled", "600"]), 2, "bench fanout"),
     ] {
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let line = ended.stderr.lines().find(|line| line.contains(part));
         assert!(line.is_some() && ended.stderr.lines().count() <= 2, "{part:?} is not in {ended:?}");
     }
+    let none = bowline(&["bench", "storm", "--simulate", "0"]);
+    assert!(none.code == Some(2) && none.stderr.contains("--simulate"), "{none:?}");
     let shared = bowline(&["bench", "pair", "--url", &ws, "--token", &token::of("alice")]);
     assert_eq!(shared.code, Some(2), "{shared:?}");
     assert!(shared.stderr.contains("--token names one"), "{shared:?}");
@@ -297,6 +308,27 @@ fn a_bench_that_measures_nothing_fails() {
     let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"));
     assert_eq!(number(&report, "acknowledged"), 0.0, "{report:#}");
     assert!(ended.stderr.contains("no message was acknowledged"), "{ended:?}");
+
+    let room = ["fanout", "--connections", "4", "--duration", "200ms", "--body-bytes", "40000"];
+    let ended = try_bench(&ws, &room);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("no message was "), "{ended:?}");
+
+    // The server goes in the middle of it.
+    for scenario in ["pair", "fanout", "idle"] {
+        let server = Setup::new().start();
+        let [ws, _] = urls(&server);
+        let ended = std::thread::scope(|scope| {
+            let bench = scope.spawn(|| try_bench(&ws, &[scenario, "--connections", "4", "--duration", "5s"]));
+            until("it is under way", || (server.status()["connections"].as_u64() >= Some(4)).then_some(()));
+            // The warm-up goes by, and some of the measured time.
+            std::thread::sleep(std::time::Duration::from_secs(3));
+            server.signal("KILL");
+            bench.join().expect("the bench runs")
+        });
+        assert_eq!(ended.code, Some(1), "{scenario}: {ended:?}");
+        assert!(ended.stderr.contains("every connection was lost"), "{scenario}: {ended:?}");
+    }
 
     // The probe gets in, and nobody else.
     let server = Setup::new().set("gateway.max_connections", 1).start();

@@ -14,6 +14,7 @@ on_both![
     a_signal_drains_and_exits_0,
     the_process_ends_as_soon_as_nobody_is_left,
     a_second_signal_stops_at_once,
+    who_reads_slowly_gets_everything_before_a_signal_ends_the_process,
     what_was_acknowledged_in_a_drain_is_there_afterwards,
 ];
 
@@ -60,10 +61,18 @@ fn a_drain_by_the_api_moves_everybody_and_the_process_stays(transport: Transport
             let notice = ending.notice.expect("session.closed is the last frame");
             assert_eq!(notice.number_of("code"), 1013, "{}", notice.text);
             assert!(notice.json["retry_after_ms"].is_u64(), "{}", notice.text);
+            assert_eq!(notice.text_of("reason"), "draining");
         }
         Err(other) => panic!("{other:?}"),
         Ok(_) => panic!("a draining server took a connection"),
     }
+
+    // It is counted by what it was told, and nobody else has ended yet.
+    let ended = |reason: &str| {
+        let label = format!("reason=\"{reason}\"");
+        server.metrics().find_with("bowline_gateway_closed_total", &label).unwrap_or(0.0)
+    };
+    assert_eq!((ended("draining"), ended("overloaded")), (1.0, 0.0));
 
     // Once more changes nothing.
     server.post("/admin/drain?reason=again", &json!({})).expect(202);
@@ -81,7 +90,8 @@ fn a_drain_by_the_api_moves_everybody_and_the_process_stays(transport: Transport
     assert_eq!(server.has_ended(), None);
     http::request("GET", &server.api_url("/readyz"), &[], None).expect(503);
     server.signal("TERM");
-    assert_eq!(server.wait_end(Duration::from_secs(5)).code(), Some(0));
+    // These clients close nothing themselves; they are waited for as long as the close of any connection may take.
+    assert_eq!(server.wait_end(Duration::from_secs(10)).code(), Some(0));
 }
 
 fn open_connections_work_unchanged_until_the_deadline(transport: Transport) {
@@ -139,6 +149,29 @@ fn without_connections_a_signal_ends_it_at_once() {
     server.signal("TERM");
     assert_eq!(server.wait_end(PATIENCE).code(), Some(0));
     assert!(began.elapsed() < Duration::from_secs(5), "it ended after {:?}", began.elapsed());
+}
+
+fn who_reads_slowly_gets_everything_before_a_signal_ends_the_process(transport: Transport) {
+    const MESSAGES: u64 = 400;
+    let _turn = bowline_tests::turn();
+    let mut server =
+        Server::with(&[("gateway.drain_timeout_ms", "1000"), ("gateway.socket_unsent_bytes", "16384")]);
+    let mut slow = server.login("slow").receive_buffer(4096).connect(transport);
+    slow.ask("room.join", json!({"room": "r"})).expect_kind("room.joined");
+    let messages: Vec<Value> = (0..20).map(|_| json!({"body": "x".repeat(1000)})).collect();
+    for _ in 0..MESSAGES / 20 {
+        server.post("/api/v1/rooms/r/messages", &json!(messages)).expect(202);
+    }
+    server.signal("TERM");
+    // It reads on three seconds after the deadline. This is the pace of the client, not a wait for anything.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(server.has_ended(), None, "somebody has not been told yet");
+    for offset in 1..=MESSAGES {
+        assert_eq!(slow.expect("room.push").number_of("offset"), offset);
+    }
+    slow.expect("session.migrate");
+    slow.expect_closed(1001, "draining");
+    assert_eq!(server.wait_end(PATIENCE).code(), Some(0));
 }
 
 fn a_second_signal_stops_at_once(transport: Transport) {

@@ -15,6 +15,7 @@ on_both![
     ping_is_answered_with_its_data,
     a_bare_ping_is_answered_by_a_bare_pong,
     a_stranger_is_not_pinged,
+    a_close_before_the_ping_does_not_wait_for_it,
 ];
 
 const PING_AFTER: Duration = Duration::from_millis(400);
@@ -48,6 +49,23 @@ fn silence_is_pinged_and_then_closed_1001(transport: Transport) {
     let metrics = server.metrics();
     let closed = metrics.find_with("bowline_gateway_closed_total", "reason=\"heartbeat-timeout\"");
     assert_eq!(closed, Some(1.0));
+}
+
+fn a_close_before_the_ping_does_not_wait_for_it(transport: Transport) {
+    let server = Server::with(&[
+        ("gateway.ping_after_ms", "40000"),
+        ("gateway.ping_jitter_ms", "40000"),
+        ("gateway.close_after_ms", "1000"),
+    ]);
+    let mut client = server.connect(transport, "alice");
+    let began = Instant::now();
+    let ending = client.expect_closed(1001, "heartbeat-timeout");
+    let closed = began.elapsed();
+    assert!(
+        closed > Duration::from_millis(900) && closed < Duration::from_secs(10),
+        "closed after {closed:?}"
+    );
+    assert!(ending.frames.is_empty(), "nothing was due before: {ending:?}");
 }
 
 fn a_pong_keeps_the_connection(transport: Transport) {

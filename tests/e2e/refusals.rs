@@ -56,6 +56,50 @@ fn a_request_head_above_64_kib_is_431() {
 }
 
 #[test]
+fn a_head_of_many_lines_is_taken() {
+    let server = Server::start();
+    let good = bearer(&token::of("alice"));
+    for count in [99, 101, 260, 4000] {
+        let names: Vec<String> = (0..count).map(|n| format!("X{n}")).collect();
+        let mut headers: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "a")).collect();
+        headers.push(("Authorization", &good));
+        assert_eq!(raw::exchange(server.ws(), &raw::upgrade("/ws", &headers)).status, 101, "{count}");
+        let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let plain =
+            |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n").into_bytes();
+        assert_eq!(raw::exchange(server.ws(), &plain("/v1/place")).status, 200, "{count}");
+        assert_eq!(raw::exchange(server.api(), &plain("/healthz")).status, 200, "{count}");
+        // And on a connection that is kept.
+        let mut stream = raw::connect(server.ws());
+        for _ in 0..2 {
+            std::io::Write::write_all(&mut stream, &plain("/v1/place")).expect("it is open");
+            assert_eq!(raw::read_response(&mut stream).status, 200, "{count}");
+        }
+    }
+    // Beyond that it is bounded, if less exactly.
+    let filler = "x".repeat(300 * 1024);
+    let plain = format!("GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Filler: {filler}\r\n\r\n");
+    assert_eq!(raw::exchange(server.api(), plain.as_bytes()).status, 431);
+}
+
+#[test]
+fn what_is_no_upgrade_is_426_on_a_kept_connection_too() {
+    let server = Server::start();
+    let mut stream = raw::connect(server.ws());
+    for (path, status) in [("/", 200), ("/ws", 426), ("/ws?token=x", 426), ("/", 200)] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        std::io::Write::write_all(&mut stream, request.as_bytes()).expect("it is open");
+        let response = raw::read_response(&mut stream);
+        assert_eq!(response.status, status, "{path}: {response:?}");
+        if status == 426 {
+            assert_eq!(response.json()["code"], "malformed");
+            assert_eq!(response.header("sec-websocket-version"), Some("13"));
+            assert_eq!(response.header("upgrade"), Some("websocket"));
+        }
+    }
+}
+
+#[test]
 fn a_wrong_path_is_404() {
     let server = Server::start();
     let response = refused(server.ws(), &raw::upgrade("/nowhere", &[]), 404);

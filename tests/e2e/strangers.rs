@@ -125,3 +125,31 @@ fn when_they_take_all_files_the_api_answers_on() {
 fn cpu_seconds(server: &Server) -> f64 {
     server.metrics().find("process_cpu_seconds_total").expect("a metric of every process")
 }
+
+/// A preface over HTTP/2, whole or not, and a request whose head does not end.
+#[test]
+fn http_2_without_a_request_is_closed_after_10_s() {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    // HEADERS of stream 1 without END_HEADERS: `:method: GET`.
+    const HEADERS: &[u8] = &[0, 0, 1, 1, 1, 0, 0, 0, 1, 0x82];
+    let _turn = bowline_tests::turn();
+    let certificates = Arc::new(Certificates::new());
+    let (plain, tls) = (Server::start(), Setup::new().tls(&certificates).start());
+    let began = Instant::now();
+    let mut streams = Vec::new();
+    for address in [plain.ws(), plain.api(), tls.ws()] {
+        for end in [18, PREFACE.len(), PREFACE.len() + 9, PREFACE.len() + 19] {
+            let mut stream = raw::connect(address);
+            stream.write_all(&[PREFACE, SETTINGS, HEADERS].concat()[..end]).expect("it is open");
+            streams.push((address, end, stream));
+        }
+    }
+    for (address, end, stream) in &mut streams {
+        let (_, ended) = raw::read_to_end(stream, Duration::from_secs(25));
+        assert!(ended, "{address}, {end} bytes: still open after {:?}", began.elapsed());
+    }
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(9), "closed after {took:?}");
+    assert!(took < Duration::from_secs(20), "closed after {took:?}");
+}

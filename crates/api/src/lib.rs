@@ -13,6 +13,7 @@ mod message;
 pub mod public;
 mod rewind;
 pub mod server;
+mod speak;
 
 pub use end::{ApiEnd, Requests};
 
@@ -56,8 +57,16 @@ pub mod limits {
     pub const TOKEN_NAME_BYTES_MAX: usize = 256;
     /// Connections that the public HTTP server serves at a time; one more is closed unanswered.
     pub const PUBLIC_CONNECTIONS_MAX: usize = 65_536;
-    /// How long a public HTTP connection may take for the head of its next request.
+    /// How long a connection may take for the head of its next request over HTTP/1.1, of its first over HTTP/2; then it
+    /// is closed.
     pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+    /// The longest head of a request, as at the gateway; a longer one is answered 431.
+    pub const HEAD_BYTES_MAX: usize = bowline_protocol::ws::handshake::HEAD_BYTES_MAX;
+    /// Header lines for which there is room: as many as such a head has of the shortest that are usual, `a: b`.
+    pub const HEADER_LINES_MAX: usize = HEAD_BYTES_MAX / 6;
+    /// A client over HTTP/2 that is silent so long is pinged, and closed when it does not answer within the other time.
+    pub const PING_AFTER: Duration = Duration::from_secs(20);
+    pub const PING_TIMEOUT: Duration = Duration::from_secs(10);
 }
 
 /// What operators ask of the node that this API runs on.
@@ -67,7 +76,7 @@ pub trait Node: Send + Sync {
     fn drain(&self, reason: &str);
     /// Why this node should get no clients, a sentence each.
     fn readiness(&self) -> Result<(), Vec<String>>;
-    /// In the text format of OpenMetrics.
+    /// In the text format of Prometheus, version 0.0.4.
     fn metrics(&self) -> String;
 }
 

@@ -10,6 +10,7 @@ use crate::{
     message::Message,
     rewind::Rewind,
     server::bearer,
+    speak::{http1, serve_http2},
 };
 use axum::{
     Extension, Router,
@@ -22,22 +23,19 @@ use axum::{
 use bowline_auth::{Fault, Identity, Question, Verifier};
 use bowline_protocol::{
     DeviceId, ErrorCode, Millis, UserId,
+    error::Refusal,
     frame::ServerFrame,
     ids::DeviceClass,
     link::{Answer, Request, Send as SendMessage},
 };
 use bowline_tls::Stream;
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version, header};
 use hyper::{
     body::Incoming,
-    server::conn::{http1, http2},
     service::{Service, service_fn},
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use serde::{Deserialize, Serialize};
 use std::{
     future::poll_fn,
@@ -59,7 +57,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type HandBack = Box<dyn Fn(Stream, Bytes) + Send + Sync>;
 
 pub struct Config {
-    /// `gateway.ws_path`: where the demo page connects.
+    /// `gateway.ws_path`: where the demo page connects, and what is no upgrade is answered 426.
     pub ws_path: String,
     /// `gateway.allowed_origins`: empty allows all.
     pub allowed_origins: Vec<String>,
@@ -125,7 +123,7 @@ impl Server {
             .route("/demo/token", post(demo_token))
             .route("/v1/messages", post(send))
             .route("/v1/place", get(place))
-            .fallback(unknown_route)
+            .fallback(elsewhere)
             .method_not_allowed_fallback(wrong_method)
             .layer(from_fn_with_state(public.clone(), check_origin))
             .layer(from_fn(head::check))
@@ -165,17 +163,12 @@ impl Server {
         let mut rewind = Rewind { head, stream: Connection::new(stream)? };
         let routes = TowerToHyperService::new(self.routes.layer(Extension(ends)));
         if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder.timer(TokioTimer::new());
-            return Ok(builder.serve_connection(TokioIo::new(rewind), routes).await?);
+            return serve_http2(rewind, routes).await;
         }
         let turn = Arc::new(Mutex::new(Turn::default()));
         let has_taker = self.hand_back.get().is_some();
         let service = service_fn(|request| answer_or_hand_back(&routes, &turn, has_taker, request));
-        let mut builder = http1::Builder::new();
-        // Who has ended its side of the socket still reads.
-        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
-        let mut connection = builder.serve_connection(TokioIo::new(rewind), service);
+        let mut connection = http1().serve_connection(TokioIo::new(rewind), service);
         let ended = poll_fn(|context| connection.poll_without_shutdown(context)).await;
         let head = lock(&turn).handed_back.take();
         let (Some(head), Some(take)) = (head, self.hand_back.get()) else {
@@ -260,6 +253,24 @@ fn head_of<B>(request: &http::Request<B>) -> Vec<u8> {
     }
     head.extend_from_slice(b"\r\n");
     head
+}
+
+/// The path of the WebSocket without an upgrade, which no version of HTTP but 1.1 has; there is nothing anywhere else.
+async fn elsewhere(State(public): Shared, request: HttpRequest) -> Response {
+    if request.uri().path() != public.config.ws_path {
+        return unknown_route(request).await.into_response();
+    }
+    let message = "this path speaks WebSocket: send Upgrade: websocket over HTTP/1.1";
+    let refusal = Refusal::new(ErrorCode::Malformed, message);
+    let mut response = json(StatusCode::UPGRADE_REQUIRED, &refusal);
+    let headers = response.headers_mut();
+    headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
+    // A header about the connection is none of HTTP/2 (RFC 9113, 8.2.2).
+    if request.version() < Version::HTTP_2 {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    }
+    response
 }
 
 // Origins

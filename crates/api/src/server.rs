@@ -17,6 +17,7 @@ use crate::{
     head,
     limits::HEAD_TIMEOUT,
     rewind::Rewind,
+    speak::{http1, serve_http2},
 };
 use axum::{
     BoxError, Extension, Router,
@@ -30,11 +31,7 @@ use bowline_protocol::{
 };
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use hyper::server::conn::{http1, http2};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use std::{io, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -100,13 +97,9 @@ async fn serve_connection(stream: TcpStream, routes: Router) -> Result<(), BoxEr
     let mut rewind = Rewind { head: Bytes::new(), stream: Connection::new(stream.into_std()?.into())? };
     let service = TowerToHyperService::new(routes);
     if timeout(HEAD_TIMEOUT, rewind.begins_with(b"PRI ")).await?? {
-        let mut builder = http2::Builder::new(TokioExecutor::new());
-        builder.timer(TokioTimer::new());
-        return Ok(builder.serve_connection(TokioIo::new(rewind), service).await?);
+        return serve_http2(rewind, service).await;
     }
-    let mut builder = http1::Builder::new();
-    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).half_close(true);
-    Ok(builder.serve_connection(TokioIo::new(rewind), service).await?)
+    Ok(http1().serve_connection(TokioIo::new(rewind), service).await?)
 }
 
 pub fn routes(

@@ -152,7 +152,7 @@ impl Node for TestNode {
     }
 
     fn metrics(&self) -> String {
-        "bowline_test 1\n# EOF\n".into()
+        "bowline_test 1\n".into()
     }
 }
 
@@ -342,7 +342,7 @@ async fn every_endpoint_asks_the_router_and_answers_as_documented() {
         ("POST", "/api/v1/sessions", r#"{"user":"a","sid":"s","expires_at":1}"#, 204, ""),
         ("GET", "/healthz", "", 200, r#"{"status":"ok"}"#),
         ("GET", "/readyz", "", 200, r#"{"status":"ready"}"#),
-        ("GET", "/metrics", "", 200, "bowline_test 1\n# EOF\n"),
+        ("GET", "/metrics", "", 200, "bowline_test 1\n"),
     ];
     for (method, path, body, status, expected) in rows {
         let answered = rig.call(method, path, body).await;
@@ -694,7 +694,8 @@ async fn the_paths_that_are_served_are_known() {
         let is_there = ask(&server, "DELETE", path, "", &[]).await.status == 405;
         assert!(is_there && public::serves(path), "{path}");
     }
-    for path in ["/ws", "/socket", "/demo", "/demo/", "/demo/a/b", "/v1", "/v1/place/x", "/v1/ws"] {
+    assert!(!public::serves("/socket"));
+    for path in ["/ws", "/demo", "/demo/", "/demo/a/b", "/v1", "/v1/place/x", "/v1/ws"] {
         let is_there = ask(&server, "DELETE", path, "", &[]).await.status != 404;
         assert!(!is_there && !public::serves(path), "{path}");
     }
@@ -776,7 +777,12 @@ async fn http_2_is_spoken_when_the_client_begins_with_it() {
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
     tokio::spawn(connection);
-    for (method, path, status) in [(Method::GET, "/", 200), (Method::POST, "/demo/token", 200)] {
+    for (method, path, status) in [
+        (Method::GET, "/", 200),
+        (Method::POST, "/demo/token", 200),
+        (Method::GET, "/socket", 426),
+        (Method::POST, "/socket?token=x", 426),
+    ] {
         let body = if method == Method::POST { r#"{"user":"bob"}"# } else { "" };
         let request = hyper::Request::builder()
             .method(method)

@@ -215,7 +215,7 @@ struct BenchArgs {
     #[arg(long, value_name = "N")]
     processes: Option<usize>,
     /// storm: no server, but the same rules in virtual time for so many clients
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     simulate: Option<u32>,
     /// Of the simulated server: handshakes a second (gateway.handshakes_per_second)
     #[arg(long, value_name = "N", default_value_t = 5000, requires = "simulate", value_parser = clap::value_parser!(u32).range(1..))]

@@ -8,7 +8,7 @@ use std::{io::IsTerminal, time::Duration};
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long the closes may take beyond the deadline.
-const CLOSES_MAX_MS: u64 = 10_000;
+const CLOSES_MAX_MS: u64 = bowline_gateway::CLOSE_MS_MAX + 5_000;
 
 /// How a drain ended.
 pub struct Ended {

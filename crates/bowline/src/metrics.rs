@@ -1,4 +1,4 @@
-//! Metrics in the text format of OpenMetrics. Roles count in plain numbers; this gives them names when asked.
+//! Metrics in the text format of Prometheus. Roles count in plain numbers; this gives them names when asked.
 
 use crate::process::Process;
 use bowline_delivery::persist::Ledger;
@@ -36,12 +36,39 @@ pub fn encode(snapshot: Snapshot) -> Result<String, fmt::Error> {
     registry.register_collector(Box::new(snapshot));
     let mut out = String::new();
     text::encode(&mut out, &registry)?;
-    Ok(out)
+    Ok(plain(&out))
 }
 
-/// The table of `docs/operations.md`, read off a scrape in which every label is named.
-pub fn reference() -> Result<String, fmt::Error> {
-    let snapshot = Snapshot {
+/// The library writes OpenMetrics, where a counter is described without its `_total`, and so may have the name of a
+/// gauge. The format of Prometheus, version 0.0.4, describes each metric under the name of its samples, and knows
+/// neither units nor an end.
+fn plain(open_metrics: &str) -> String {
+    let mut out = String::with_capacity(open_metrics.len());
+    let mut lines = open_metrics.lines().peekable();
+    while let Some(line) = lines.next() {
+        let describes = |word: &str, line: &str| {
+            let (name, rest) = line.strip_prefix("# ")?.strip_prefix(word)?.trim_start().split_once(' ')?;
+            Some((name.to_owned(), rest.to_owned()))
+        };
+        let total = |kind: &str| if kind == "counter" { "_total" } else { "" };
+        if let Some((name, help)) = describes("HELP", line) {
+            // The type stands in the next line.
+            let kind =
+                lines.peek().and_then(|next| describes("TYPE", next)).map_or(String::new(), |(_, kind)| kind);
+            out.push_str(&format!("# HELP {name}{} {help}\n", total(&kind)));
+        } else if let Some((name, kind)) = describes("TYPE", line) {
+            out.push_str(&format!("# TYPE {name}{} {kind}\n", total(&kind)));
+        } else if !line.starts_with('#') {
+            out.push_str(line);
+            out.push('\n');
+        }
+    }
+    out
+}
+
+/// A snapshot in which every label is named.
+fn named() -> Snapshot {
+    Snapshot {
         gateway: bowline_gateway::Metrics {
             closed_total: vec![("bye", 0)],
             tls_handshakes_total: vec![("done", 0)],
@@ -52,8 +79,12 @@ pub fn reference() -> Result<String, fmt::Error> {
         ledger: Some(LedgerTotals::default()),
         process: Some(Process { cpu_s: 0.0, resident_bytes: 0 }),
         ..Snapshot::default()
-    };
-    let text = encode(snapshot)?;
+    }
+}
+
+/// The table of `docs/operations.md`, read off a scrape.
+pub fn reference() -> Result<String, fmt::Error> {
+    let text = encode(named())?;
     let mut out = String::from("| metric | type | labels | meaning |\n|---|---|---|---|\n");
     let described = |line: &str, word: &str| -> Option<(String, String)> {
         let (name, rest) = line.strip_prefix("# ")?.strip_prefix(word)?.trim_start().split_once(' ')?;
@@ -303,6 +334,7 @@ type NoLabels = [(&'static str, &'static str); 0];
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{HashMap, HashSet};
 
     #[test]
     fn docs_operations_md_has_the_table() {
@@ -353,6 +385,89 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
         }
-        assert!(text.ends_with("# EOF\n"));
+    }
+
+    /// A page as a strict reader takes it: every sample belongs to the one metric that is described before it, no name
+    /// is described twice and no sample given twice, histograms are whole.
+    fn read_strictly(page: &str) -> Result<usize, String> {
+        let (mut types, mut seen) = (HashMap::new(), HashSet::new());
+        let mut current = (String::new(), String::new());
+        let mut helped = String::new();
+        for line in page.lines() {
+            let fault = |what: &str| Err(format!("{what}: {line}"));
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                helped = rest.split(' ').next().unwrap_or_default().to_owned();
+                continue;
+            }
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let Some((name, kind)) = rest.split_once(' ') else { return fault("no type") };
+                if !["counter", "gauge", "histogram"].contains(&kind) || helped != name {
+                    return fault("no known type, or no help before it");
+                }
+                if types.insert(name.to_owned(), kind.to_owned()).is_some() {
+                    return fault("described twice");
+                }
+                current = (name.to_owned(), kind.to_owned());
+                continue;
+            }
+            if line.is_empty() || line.starts_with('#') {
+                return fault("no line of this format");
+            }
+            let Some((series, value)) = line.rsplit_once(' ') else { return fault("no value") };
+            if value.parse::<f64>().is_err() || !seen.insert(series.to_owned()) {
+                return fault("no number, or given twice");
+            }
+            let name = series.split('{').next().unwrap_or_default();
+            let (family, kind) = &current;
+            let parts: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+            if !parts.iter().any(|part| name.strip_suffix(part) == Some(family)) {
+                return fault("a sample of another metric than the one described");
+            }
+            if kind == "counter" && !name.ends_with("_total") {
+                return fault("a counter without _total");
+            }
+        }
+        for (name, kind) in &types {
+            let has = |part: &str| seen.iter().any(|series| series.starts_with(&format!("{name}{part}")));
+            let is_whole = has("_sum") && has("_count") && seen.iter().any(|one| one.contains("le=\"+Inf\""));
+            if kind == "histogram" && !is_whole {
+                return Err(format!("the histogram {name} is not whole"));
+            }
+        }
+        Ok(types.len())
+    }
+
+    #[test]
+    fn the_page_is_read_by_a_strict_reader() {
+        let page = encode(named()).unwrap();
+        assert!(read_strictly(&page).unwrap() > 35, "{page}");
+        assert!(page.contains("# TYPE bowline_gateway_backpressure_paused_total counter\n"), "{page}");
+        assert!(page.contains("# TYPE bowline_gateway_backpressure_paused gauge\n"), "{page}");
+    }
+
+    #[test]
+    fn histograms_units_and_the_end_are_translated() {
+        use prometheus_client::{
+            metrics::{counter::Counter, histogram::Histogram},
+            registry::Unit,
+        };
+        let mut registry = Registry::default();
+        let times = Histogram::new([0.1, 1.0]);
+        times.observe(0.5);
+        registry.register_with_unit("wait", "How long, of # HELP", Unit::Seconds, times);
+        registry.register("seen", "How often", Counter::<u64>::default());
+        let mut text = String::new();
+        text::encode(&mut text, &registry).unwrap();
+        assert!(read_strictly(&text).is_err(), "{text}");
+        let page = plain(&text);
+        assert_eq!(read_strictly(&page), Ok(2), "{page}");
+        for line in [
+            "# TYPE wait_seconds histogram",
+            "wait_seconds_bucket{le=\"+Inf\"} 1",
+            "# HELP seen_total How often.",
+            "seen_total 0",
+        ] {
+            assert!(page.lines().any(|one| one == line), "{line} is missing in\n{page}");
+        }
     }
 }

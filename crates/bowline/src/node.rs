@@ -117,7 +117,7 @@ impl bowline_api::Node for Node {
         };
         metrics::encode(snapshot).unwrap_or_else(|error| {
             tracing::error!(%error, "metrics cannot be written");
-            "# EOF\n".into()
+            String::new()
         })
     }
 }

@@ -12,9 +12,9 @@ const SIGNALS_MAX: usize = 8;
 
 /// How often a drain looks whether connections are left.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long the closes of a drain may take beyond its deadline: the close frames leave at once, and a client that
-/// does not answer its own is not waited for.
-const CLOSES_MAX: Duration = Duration::from_secs(2);
+/// How long the closes of a drain may take beyond its deadline. Each connection is written what is queued for it and its
+/// close, and has a time of its own for that, after which it is gone; this is only there should one not be.
+const CLOSES_MAX: Duration = Duration::from_millis(bowline_gateway::CLOSE_MS_MAX + 1_000);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {

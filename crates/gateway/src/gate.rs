@@ -66,7 +66,7 @@ impl Turned {
             status,
             code,
             message: message.to_owned(),
-            reason: matches!(self, Self::Draining { .. }).then_some("draining"),
+            told_as: matches!(self, Self::Draining { .. }).then_some(CloseCode::Draining),
             retry_after_ms: Some(retry_after_ms),
         }
     }

@@ -34,6 +34,8 @@ pub use handle::{
 pub use metrics::{Metrics, OPERATIONS, STATUSES};
 pub use shared::{Http, RoomJudge, RoomQuestion, RoomReply};
 
+/// The longest time from the server's word that a connection ends to its end, in milliseconds.
+pub const CLOSE_MS_MAX: u64 = bowline_session::rules::LINGER_SLOW_MS;
 /// The number of a connection has 8 bits for its shard.
 pub const WORKERS_MAX: usize = 256;
 

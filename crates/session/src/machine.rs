@@ -1,7 +1,7 @@
 //! The states of a connection and every transition between them.
 //!
 //! A connection is judged silent only while it is read: in `Reading` the clock of the heartbeat runs, in `Pinged`
-//! it has asked for a sign of life, and in `Paused`, where bytes may lie unread in the socket, the heartbeat stands
+//! it has asked for a sign of life, either may end by silence, which does not wait for a ping that is due later; and in `Paused`, where bytes may lie unread in the socket, the heartbeat stands
 //! still and a watchdog runs instead. The end of a client's output is not the end of the connection: what was asked
 //! before is answered in `Answering`. After `Closing` nothing of the client counts any more: its input is discarded
 //! until it closes too, ends, or the time is up.
@@ -48,6 +48,8 @@ pub enum Event {
     Low,
     /// The time of the state is over.
     TimeUp,
+    /// Nothing was heard of the client for so long that it counts as gone, pinged or not.
+    Silent,
     /// The server ends the connection.
     Close(CloseCode),
     /// The client has sent its close frame.
@@ -119,7 +121,9 @@ impl State {
             (Waiting, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::ConnectTimeout)),
             (Verifying | Opening, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::Overloaded)),
             (Reading, Event::TimeUp) => (Pinged, Effect::Ping),
-            (Pinged, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::HeartbeatTimeout)),
+            (Pinged, Event::TimeUp) | (Reading | Pinged, Event::Silent) => {
+                (Closing, Effect::Farewell(CloseCode::HeartbeatTimeout))
+            }
             (Paused, Event::TimeUp) => (Closing, Effect::Farewell(CloseCode::BackpressureTimeout)),
             (Answering, Event::TimeUp) => (Leaving, Effect::None),
             (Closing | Leaving, Event::TimeUp) => (Gone, Effect::Drop),
@@ -143,7 +147,9 @@ impl State {
             (Leaving, Event::Flushed) => (Gone, Effect::Drop),
 
             (_, Event::Connect | Event::Verified | Event::Accepted) => (self, Effect::None),
-            (_, Event::Bytes | Event::High | Event::Low | Event::Flushed) => (self, Effect::None),
+            (_, Event::Bytes | Event::High | Event::Low | Event::Flushed | Event::Silent) => {
+                (self, Effect::None)
+            }
             (_, Event::PeerEnded | Event::Answered) => (self, Effect::None),
         }
     }
@@ -165,7 +171,7 @@ mod tests {
         State::Leaving,
         State::Gone,
     ];
-    const EVENTS: [Event; 13] = [
+    const EVENTS: [Event; 14] = [
         Event::Connect,
         Event::Verified,
         Event::Accepted,
@@ -173,6 +179,7 @@ mod tests {
         Event::High,
         Event::Low,
         Event::TimeUp,
+        Event::Silent,
         Event::Close(CloseCode::Kicked),
         Event::PeerClosed,
         Event::PeerEnded,
@@ -210,6 +217,7 @@ mod tests {
             (Opening, V::PeerGone, Gone, E::Drop),
             (Reading, V::High, Paused, E::Pause),
             (Reading, V::TimeUp, Pinged, E::Ping),
+            (Reading, V::Silent, Closing, E::Farewell(CloseCode::HeartbeatTimeout)),
             (Reading, close, Closing, bye),
             (Reading, V::PeerClosed, Leaving, E::AnswerClose),
             (Reading, V::PeerEnded, Answering, E::None),
@@ -217,6 +225,7 @@ mod tests {
             (Pinged, V::Bytes, Reading, E::None),
             (Pinged, V::High, Paused, E::Pause),
             (Pinged, V::TimeUp, Closing, E::Farewell(CloseCode::HeartbeatTimeout)),
+            (Pinged, V::Silent, Closing, E::Farewell(CloseCode::HeartbeatTimeout)),
             (Pinged, close, Closing, bye),
             (Pinged, V::PeerClosed, Leaving, E::AnswerClose),
             (Pinged, V::PeerEnded, Answering, E::None),

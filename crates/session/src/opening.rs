@@ -72,8 +72,8 @@ pub struct Refusal {
     pub status: u16,
     pub code: ErrorCode,
     pub message: String,
-    /// Replaces the close code's own reason text.
-    pub reason: Option<&'static str>,
+    /// The client is told this reason instead of the close code's own, and by it the end is counted.
+    pub told_as: Option<CloseCode>,
     pub retry_after_ms: Option<u64>,
 }
 
@@ -94,7 +94,7 @@ impl Refusal {
                 Some(crate::rules::RETRY_AFTER_MS),
             ),
         };
-        Self { close, status, code, message, reason: None, retry_after_ms }
+        Self { close, status, code, message, told_as: None, retry_after_ms }
     }
 
     pub(crate) fn of_router(close: CloseCode) -> Self {
@@ -110,7 +110,7 @@ impl Refusal {
             _ => (503, ErrorCode::Unavailable, "the router does not take this connection now"),
         };
         let retry_after_ms = (status == 503).then_some(crate::rules::RETRY_AFTER_MS);
-        Self { close, status, code, message: message.to_owned(), reason: None, retry_after_ms }
+        Self { close, status, code, message: message.to_owned(), told_as: None, retry_after_ms }
     }
 
     pub fn overloaded() -> Self {
@@ -119,7 +119,7 @@ impl Refusal {
             status: 503,
             code: ErrorCode::Overloaded,
             message: "no answer from the verifier or the router in time".to_owned(),
-            reason: None,
+            told_as: None,
             retry_after_ms: Some(crate::rules::RETRY_AFTER_MS),
         }
     }
@@ -138,7 +138,7 @@ pub(crate) fn plan_open(
         status: 403,
         code: ErrorCode::IdentityMismatch,
         message,
-        reason: None,
+        told_as: None,
         retry_after_ms: None,
     };
     if let (Some(bound), Some(asked)) = (&grant.device, &hello.device)

@@ -30,7 +30,7 @@ pub struct Rules {
     /// Bytes of pushes queued beyond the socket, above which a client is a slow consumer.
     pub outbound_limit_bytes: usize,
     pub max_frame_bytes: usize,
-    /// Requests per second of one connection, bursts of one second; 0 is no limit.
+    /// Frames per second of one connection, bursts of one second; 0 is no limit.
     pub frames_per_second: u32,
     pub same_device: SameDevice,
     pub room_join: RoomJoin,

@@ -130,7 +130,7 @@ pub struct Session {
     heard_ms: u64,
     /// The number of the next event from the router.
     next_no: u64,
-    /// When the requests so far are paid for, in microseconds; only with `frames_per_second`.
+    /// When the frames so far are paid for, in microseconds; only with `frames_per_second`.
     paid_until_us: u64,
     bound: Option<Box<Bound>>,
     hello: Option<Box<Hello>>,
@@ -218,14 +218,22 @@ impl Session {
     fn state_ends_ms(&self, rules: &Rules) -> u64 {
         match self.state {
             State::Waiting | State::Verifying | State::Opening => self.since_ms + CONNECT_TIMEOUT_MS,
-            State::Reading => self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms),
-            State::Pinged => self.heard_ms + rules.close_after_ms,
+            State::Reading => self.ping_ms(rules).min(self.silent_ms(rules)),
+            State::Pinged => self.silent_ms(rules),
             State::Paused => self.since_ms + rules.backpressure_timeout_ms,
             State::Answering => self.since_ms + LINGER_MS,
             State::Closing | State::Leaving if self.slow => self.since_ms + LINGER_SLOW_MS,
             State::Closing | State::Leaving => self.since_ms + LINGER_MS,
             State::Gone => u64::MAX,
         }
+    }
+
+    fn ping_ms(&self, rules: &Rules) -> u64 {
+        self.heard_ms + rules.ping_after_ms + u64::from(self.jitter_ms)
+    }
+
+    fn silent_ms(&self, rules: &Rules) -> u64 {
+        self.heard_ms + rules.close_after_ms
     }
 
     // What happens.
@@ -242,7 +250,13 @@ impl Session {
             }
         }
         if self.state_ends_ms(cx.rules) <= cx.now.mono_ms {
-            self.step(cx, Event::TimeUp, out);
+            // A close that is due no later than the ping does not wait for it.
+            let is_silent = self.silent_ms(cx.rules) <= self.ping_ms(cx.rules).min(cx.now.mono_ms);
+            let event = match self.state {
+                State::Reading if is_silent => Event::Silent,
+                _ => Event::TimeUp,
+            };
+            self.step(cx, event, out);
         }
     }
 
@@ -266,6 +280,8 @@ impl Session {
             },
         };
         self.unparsable = 0;
+        // It counts, and is answered in any case.
+        let _late = self.pay(cx);
         self.answer(Frame { json, body: None }, out);
     }
 
@@ -548,9 +564,16 @@ impl Session {
 
     /// The connection is refused while it opens.
     pub fn refuse(&mut self, cx: &Context<'_>, refusal: Refusal, out: &mut Out) {
+        let first = out.len();
         if let Effect::Farewell(code) = self.apply(cx, Event::Close(refusal.close), out) {
+            // It is counted by the reason that the client is told.
+            for action in &mut out[first..] {
+                if let (Action::Ended { code, .. }, Some(told)) = (action, refusal.told_as) {
+                    *code = told;
+                }
+            }
             let retry_after_ms = refusal.retry_after_ms;
-            let reason = refusal.reason.map(Arc::from);
+            let reason = refusal.told_as.map(|told| Arc::from(told.reason()));
             out.push(Action::Close { code, reason, retry_after_ms, refusal: Some(Box::new(refusal)) });
         }
     }
@@ -564,11 +587,15 @@ impl Session {
         if !self.state.is_open() {
             return;
         }
+        let paid = self.pay(cx);
         let frame = match frame {
             Ok(frame) => frame,
-            Err(error) => return self.on_undecodable(cx, error, out),
+            Err(error) => return self.on_undecodable(cx, error, paid, out),
         };
         self.unparsable = 0;
+        if let (Err(wait_ms), false) = (paid, is_free(&frame)) {
+            return too_fast(Some(frame.name()), frame_id(&frame), wait_ms, out);
+        }
         match frame {
             ClientFrame::Ping { data } => self.pong(data.as_deref(), out),
             ClientFrame::Pong => {}
@@ -606,9 +633,12 @@ impl Session {
         self.verify(cx, connect.token, hello, out);
     }
 
-    fn on_undecodable(&mut self, cx: &Context<'_>, error: DecodeError, out: &mut Out) {
+    fn on_undecodable(&mut self, cx: &Context<'_>, error: DecodeError, paid: Result<(), u64>, out: &mut Out) {
         self.unparsable = if error.unparsable { self.unparsable + 1 } else { 0 };
-        self.fail(None, error.code, &error.message, error.id.as_deref(), out);
+        match paid {
+            Ok(()) => self.fail(None, error.code, &error.message, error.id.as_deref(), out),
+            Err(wait_ms) => too_fast(None, error.id.as_deref(), wait_ms, out),
+        }
         if self.unparsable >= UNPARSABLE_MAX {
             self.close(cx, CloseCode::Policy, None, None, out);
         }
@@ -624,7 +654,7 @@ impl Session {
         out.push(Action::Verify { token, device, refresh: true });
     }
 
-    /// Sends a request up, unless it claims to be from somebody else or comes too fast.
+    /// Sends a frame up, unless it claims to be from somebody else.
     fn forward(&mut self, cx: &Context<'_>, frame: ClientFrame, out: &mut Out) {
         if let ClientFrame::MsgSend { send } = &frame
             && let Some(claimed) = &send.from
@@ -634,9 +664,6 @@ impl Session {
             let message = "from is not the user of this connection; leave it out";
             return self.fail(Some("msg.send"), ErrorCode::IdentityMismatch, message, Some(&send.id), out);
         }
-        if let (Err(wait_ms), Some(id)) = (self.pay(cx), request_id(&frame)) {
-            return too_fast(frame.name(), id, wait_ms, out);
-        }
         self.undecided += 1;
         out.push(Action::Up(Up::Frame(frame)));
         self.judge_marks(cx, out);
@@ -644,9 +671,6 @@ impl Session {
 
     /// Rooms are the gateway's own: what comes of them is not the router's to decide.
     fn on_room(&mut self, cx: &Context<'_>, request: RoomRequest, out: &mut Out) {
-        if let Err(wait_ms) = self.pay(cx) {
-            return too_fast(request.name(), request.id(), wait_ms, out);
-        }
         if let RoomRequest::Send { id, from: Some(claimed), .. } = &request
             && self.user().is_none_or(|user| user.as_str() != claimed)
         {
@@ -674,7 +698,7 @@ impl Session {
         rooms.is_some_and(|rooms| rooms.names(room))
     }
 
-    /// Takes a request's share of `frames_per_second`; the error says how long to wait.
+    /// Takes a frame's share of `frames_per_second`; the error says how long to wait.
     fn pay(&mut self, cx: &Context<'_>) -> Result<(), u64> {
         const BURST_US: u64 = 1_000_000;
         if cx.rules.frames_per_second == 0 {
@@ -763,11 +787,18 @@ impl Session {
     }
 }
 
-fn too_fast(frame: &'static str, id: &str, wait_ms: u64, out: &mut Out) {
-    let message = "more requests per second than this server takes from one connection";
+fn too_fast(frame: Option<&'static str>, id: Option<&str>, wait_ms: u64, out: &mut Out) {
+    let message = "more frames per second than this server takes from one connection";
     let (code, retry_after_ms) = (ErrorCode::RateLimited, Some(wait_ms));
-    out.push(Action::Failed { frame: Some(frame), code });
-    out.push(Action::Send(ServerFrame::Error { code, message, id: Some(id), retry_after_ms }.encode()));
+    out.push(Action::Failed { frame, code });
+    out.push(Action::Send(ServerFrame::Error { code, message, id, retry_after_ms }.encode()));
+}
+
+/// Whether a frame counts but is never refused for coming too fast: the heartbeat goes on whatever else is sent, and a
+/// position that is lost would not be told again.
+fn is_free(frame: &ClientFrame) -> bool {
+    use ClientFrame::{MsgRead, MsgRecv, Ping, Pong};
+    matches!(frame, Ping { .. } | Pong | MsgRecv { .. } | MsgRead { .. })
 }
 
 /// The `data` of a ping in its usual form, when it can be sent back as it stands.
@@ -783,13 +814,6 @@ fn frame_id(frame: &ClientFrame) -> Option<&str> {
     match frame {
         ClientFrame::Connect(connect) => connect.id.as_deref(),
         ClientFrame::MsgRecv { id, .. } | ClientFrame::MsgRead { id, .. } => id.as_deref(),
-        frame => request_id(frame),
-    }
-}
-
-/// The `id` by which a request is answered; positions have none.
-fn request_id(frame: &ClientFrame) -> Option<&str> {
-    match frame {
         ClientFrame::MsgSend { send } => Some(&send.id),
         ClientFrame::History { id, .. }
         | ClientFrame::ConversationList { id, .. }
@@ -802,11 +826,7 @@ fn request_id(frame: &ClientFrame) -> Option<&str> {
         | ClientFrame::GroupLeave { id, .. } => Some(id),
         ClientFrame::AuthRefresh { id, .. } => Some(id),
         ClientFrame::Room(request) => Some(request.id()),
-        ClientFrame::Connect(_)
-        | ClientFrame::Ping { .. }
-        | ClientFrame::Pong
-        | ClientFrame::MsgRecv { .. }
-        | ClientFrame::MsgRead { .. } => None,
+        ClientFrame::Ping { .. } | ClientFrame::Pong => None,
     }
 }
 

@@ -330,7 +330,6 @@ fn advance(
         let state = match state {
             Ok(state) => state,
             Err(error) => {
-                opened.used += discard;
                 say_alert(conn, sealed);
                 return Err(invalid(error));
             }
@@ -411,10 +410,12 @@ fn append(
     Ok(())
 }
 
-/// After a fault rustls has an alert to say, if anything, behind what it had to say before. The records that it found at
-/// fault are not shown to it again: it would find them at fault again.
+/// After a fault rustls has an alert to say, if anything, behind what it had to say before. It is asked for no more than
+/// that: what it has to say comes before it looks at any record, and it must look at none, as it would find the same
+/// fault again, or miss those that it has not let go.
 fn say_alert(conn: &mut UnbufferedServerConnection, sealed: &mut Vec<u8>) {
-    while let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(&mut []).state
+    while conn.wants_write()
+        && let Ok(ConnectionState::EncodeTlsData(mut data)) = conn.process_tls_records(&mut []).state
         && encode(&mut data, sealed).is_ok()
     {}
 }

@@ -285,8 +285,15 @@ fn bytes_that_came_with_the_handshakes_end_are_kept() {
 fn what_is_no_handshake_fails() {
     let files = Files::new();
     let acceptor = files.acceptor();
-    let rows: [&[u8]; 4] =
-        [b"GET / HTTP/1.1\r\n\r\n", &[0; 30_000], &[22, 3, 1, 0xff, 0xff, 1, 2, 3], &[23, 3, 3, 0, 1, 0]];
+    let rows: [&[u8]; 6] = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0; 30_000],
+        &[22, 3, 1, 0xff, 0xff, 1, 2, 3],
+        &[23, 3, 3, 0, 1, 0],
+        // A message that is longer than any, whole in none of its records and begun in a second one.
+        &[22, 3, 1, 0, 5, 1, 0xff, 0xff, 0xff, 0],
+        &[22, 3, 1, 0, 1, 1, 22, 3, 1, 0, 4, 0xff, 0xff, 0xff, 0],
+    ];
     for bytes in rows {
         for piece in [1, usize::MAX] {
             let mut wire = Wire::new(piece);

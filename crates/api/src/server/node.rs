@@ -92,12 +92,12 @@ pub async fn readyz(State(api): Shared) -> Response {
 #[utoipa::path(
     get,
     path = "/metrics",
-    responses((status = 200, description = "OpenMetrics text", content_type = "application/openmetrics-text", body = String), schema::KeyRefusals),
+    responses((status = 200, description = "The text format of Prometheus", content_type = "text/plain", body = String), schema::KeyRefusals),
     tag = "node"
 )]
 pub async fn metrics(State(api): Shared) -> Outcome {
     // Reads the ledger from the store, so it is kept off the threads that serve.
-    const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
     let text = tokio::task::spawn_blocking(move || api.node.metrics())
         .await
         .map_err(|_| Problem::new(ErrorCode::Internal, "metrics cannot be collected; see the log"))?;

@@ -251,7 +251,9 @@ impl Play for Pair {
         let Some(clock) = self.clock else { return false };
         let is_settled = now_us >= self.pushed_us + SETTLE_US;
         let is_quiet = self.answered == self.sent && self.pushed >= self.sent && is_settled;
-        now_us >= clock.until_us && (is_quiet || now_us >= clock.until_us + DRAIN_US)
+        // Nobody is left who could hear anything.
+        let is_alone = self.lost >= self.sides.len() as u64;
+        now_us >= clock.until_us && (is_quiet || is_alone || now_us >= clock.until_us + DRAIN_US)
     }
 
     fn tally(&mut self) -> Tally {

@@ -3,7 +3,7 @@
 use super::{Options, Scenario, job::Job, wire::Place};
 use crate::cli::Failure;
 use anyhow::anyhow;
-use std::fs;
+use std::{fs, path::Path};
 
 /// Files that a worker needs besides its connections.
 const FILES_MARGIN: u64 = 64;
@@ -80,6 +80,13 @@ fn check(options: &Options, place: &Place) -> Result<usize, Failure> {
     if connections < 2 {
         return usage(format!("--connections {} is too few; it takes 2 or more", options.connections));
     }
+    if let Some(pid) = options.server_pid
+        && !is_process(pid)
+    {
+        return usage(format!(
+            "--server-pid {pid} is no process of this machine; leave it out to have it found"
+        ));
+    }
     if options.in_flight == 0 || options.publishers == 0 {
         return usage("--in-flight and --publishers take 1 or more".into());
     }
@@ -109,6 +116,11 @@ fn check(options: &Options, place: &Place) -> Result<usize, Failure> {
         ));
     }
     Ok(connections)
+}
+
+/// As far as the system tells.
+fn is_process(pid: u32) -> bool {
+    !Path::new("/proc/self").exists() || Path::new(&format!("/proc/{pid}")).exists()
 }
 
 /// So many processes that each has files enough.

@@ -8,22 +8,38 @@ use std::time::Duration;
 
 pub const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)];
 
-/// Rows in order, each a name, a value and its unit.
+#[derive(Debug, Clone, Copy)]
+enum Figure {
+    Count(u64),
+    Measure(f64),
+}
+
+/// Rows in order, each a name, a figure and its unit.
 #[derive(Default)]
 pub struct Report {
-    rows: Vec<(String, f64, &'static str)>,
+    rows: Vec<(String, Figure, &'static str)>,
     failure: Option<&'static str>,
 }
 
 impl Report {
     pub fn row(&mut self, name: &str, value: f64, unit: &'static str) {
-        self.rows.push((name.to_owned(), value, unit));
+        self.rows.push((name.to_owned(), Figure::Measure(value), unit));
     }
 
-    /// A row of which something has to be there, or nothing was measured: `why` says so then.
-    pub fn needed(&mut self, name: &str, value: f64, unit: &'static str, why: &'static str) {
-        self.row(name, value, unit);
-        if value == 0.0 {
+    /// A row that is a whole number.
+    pub fn count(&mut self, name: &str, value: u64, unit: &'static str) {
+        self.rows.push((name.to_owned(), Figure::Count(value), unit));
+    }
+
+    /// A count of which something has to be there, or nothing was measured: `why` says so then.
+    pub fn needed(&mut self, name: &str, value: u64, why: &'static str) {
+        self.count(name, value, "");
+        self.fail_if(value == 0, why);
+    }
+
+    /// What makes all figures worth nothing.
+    pub fn fail_if(&mut self, has_failed: bool, why: &'static str) {
+        if has_failed {
             self.failure.get_or_insert(why);
         }
     }
@@ -43,8 +59,12 @@ impl Report {
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|(name, value, unit)| {
             let key = if unit.is_empty() { name.clone() } else { format!("{name}_{}", key_unit(unit)) };
-            // What is no number, because there is none, is null.
-            (key, json!((value * 1000.0).round() / 1000.0))
+            let value = match value {
+                Figure::Count(count) => json!(count),
+                // What is no number, because there is none, is null.
+                Figure::Measure(value) => json!((value * 1000.0).round() / 1000.0),
+            };
+            (key, value)
         });
         Value::Object(rows.collect::<Map<String, Value>>())
     }
@@ -53,8 +73,11 @@ impl Report {
         let mut table = comfy_table::Table::new();
         table.load_preset(comfy_table::presets::NOTHING);
         for (name, value, unit) in &self.rows {
-            let digits = if value.fract() == 0.0 { 0 } else { 3 };
-            table.add_row([name.clone(), format!("{value:.digits$}"), (*unit).to_owned()]);
+            let shown = match value {
+                Figure::Count(count) => count.to_string(),
+                Figure::Measure(value) => format!("{value:.*}", if value.fract() == 0.0 { 0 } else { 3 }),
+            };
+            table.add_row([name.clone(), shown, (*unit).to_owned()]);
         }
         if let Some(column) = table.column_mut(1) {
             column.set_cell_alignment(comfy_table::CellAlignment::Right);
@@ -104,12 +127,13 @@ mod tests {
     #[test]
     fn a_report_is_a_table_and_json() {
         let mut report = Report::default();
-        report.needed("connections", 10.0, "", "nobody is there");
+        report.needed("connections", 10, "nobody is there");
         report.row("memory", 812.5, "B");
-        assert_eq!(report.json(), json!({"connections": 10.0, "memory_bytes": 812.5}));
+        assert_eq!(report.json(), json!({"connections": 10, "memory_bytes": 812.5}));
         assert!(report.table().contains("812.500"), "{}", report.table());
+        report.fail_if(false, "nothing failed");
         assert_eq!(report.failure(), None);
-        report.needed("acknowledged", 0.0, "", "nothing was acknowledged");
+        report.needed("acknowledged", 0, "nothing was acknowledged");
         assert_eq!(report.failure(), Some("nothing was acknowledged"));
     }
 }

@@ -25,6 +25,8 @@ const RESULTS_MAX: Duration = Duration::from_secs(30);
 /// What became of those that stopped reading.
 const STALLED: [&str; 5] =
     ["stalled", "stalled_closed", "stalled_slow_consumer", "stalled_recovered", "stalled_missing"];
+/// The server has gone, or has closed everybody.
+const ALL_LOST: &str = "every connection was lost before the end; is the server still running?";
 /// How long the server's answers are watched before a storm.
 const CALM: Duration = Duration::from_secs(1);
 
@@ -32,6 +34,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let place = Place::parse(&options.url, options.ca.as_deref()).map_err(Failure::Usage)?;
     let tls = Tls::of(&place).map_err(Failure::Usage)?;
     crate::files::raise_limit();
+    let plan = Plan::of(options, &place)?;
     let pid = options.server_pid.or_else(|| server::listener_of(&options.url));
     if pid.and_then(Usage::of).is_none() && !options.quiet {
         eprintln!(
@@ -47,7 +50,6 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         }
         probe => Some(probe.map_err(Failure::Failed)?),
     };
-    let plan = Plan::of(options, &place)?;
     Bench { options, pid, plan: Some(plan) }.run(probe).map_err(Failure::Failed)
 }
 
@@ -113,8 +115,8 @@ impl Bench<'_> {
         let took = began.elapsed().as_secs_f64();
         let (opened, failed) = fleet.ready_and_failed();
         let mut report = Report::default();
-        report.needed("connections", opened as f64, "", "no connection could be opened");
-        report.row("failed", failed as f64, "");
+        report.needed("connections", opened, "no connection could be opened");
+        report.count("failed", failed, "");
         report.row("connections_opened", opened as f64 / took, "1/s");
         report.latencies("connect", &fleet.connect.histogram("connect"));
         if let Some((before, after)) = self.used_since(before) {
@@ -137,7 +139,8 @@ impl Bench<'_> {
         let spent_us = held.elapsed().as_micros().max(1) as f64;
         fleet.order(Order::Finish)?;
         let tally = self.results(&mut fleet)?;
-        report.row("lost_while_held", tally.get("lost") as f64, "");
+        report.count("lost_while_held", tally.get("lost"), "");
+        report.fail_if(tally.get("lost") >= opened, ALL_LOST);
         if let Some((before, after)) = used {
             let share = (after.cpu_us - before.cpu_us) as f64 / spent_us;
             report.row("server_cpu_while_held", share * 100.0, "%");
@@ -188,12 +191,14 @@ impl Bench<'_> {
         let (count, _) = fleet.ready_and_failed();
         let (tally, used) = self.measure(&mut fleet, "sending")?;
         let mut report = Report::default();
-        report.row("connections", count as f64, "");
+        report.count("connections", count, "");
         let acknowledged = tally.get("acknowledged");
-        report.needed("acknowledged", acknowledged as f64, "", "no message was acknowledged");
+        report.needed("acknowledged", acknowledged, "no message was acknowledged");
         for name in ["delivered", "refused", "out_of_order", "redelivered", "unanswered", "lost"] {
-            report.row(name, tally.get(name) as f64, "");
+            report.count(name, tally.get(name), "");
         }
+        report.fail_if(tally.get("delivered") == 0, "no message was delivered");
+        report.fail_if(tally.get("lost") >= count, ALL_LOST);
         report.row("acknowledged_rate", acknowledged as f64 / self.options.duration.as_secs_f64(), "1/s");
         report.latencies("send_to_ack", &tally.histogram("ack"));
         report.latencies("send_to_push", &tally.histogram("push"));
@@ -204,7 +209,7 @@ impl Bench<'_> {
             report.row("server_cpu_per_message", cpu_s * 1e6 / acknowledged.max(1) as f64, "µs");
             let written = after.written_bytes.saturating_sub(before.written_bytes) as f64;
             report.row("server_written_per_message", written / acknowledged.max(1) as f64, "B");
-            report.row("server_memory", after.anonymous_bytes as f64, "B");
+            report.count("server_memory", after.anonymous_bytes, "B");
         }
         fleet.order(Order::End)?;
         Ok(report)
@@ -217,21 +222,24 @@ impl Bench<'_> {
         let mut report = Report::default();
         let seconds = self.options.duration.as_secs_f64();
         let (published, deliveries) = (tally.get("published"), tally.get("deliveries"));
-        report.row("connections", count as f64, "");
-        report.needed("published", published as f64, "", "no message was published");
+        report.count("connections", count, "");
+        report.needed("published", published, "no message was published");
         report.row("published_rate", published as f64 / seconds, "1/s");
-        report.needed("deliveries", deliveries as f64, "", "no message was delivered");
+        report.needed("deliveries", deliveries, "no message was delivered");
         report.row("deliveries_rate", deliveries as f64 / seconds, "1/s");
         let stalled = self.options.stalled as u64;
         let expected = published * (count - stalled);
-        report.row("missing", expected.saturating_sub(tally.get("measured")) as f64, "");
+        let measured = tally.get("measured");
+        report.count("missing", expected.saturating_sub(measured), "");
+        report.fail_if(measured == 0, "no member got what was published");
         for name in ["gaps", "reordered", "slow_consumers", "lost", "refused", "stalls"] {
-            report.row(name, tally.get(name) as f64, "");
+            report.count(name, tally.get(name), "");
         }
+        report.fail_if(tally.get("lost") >= count - stalled, ALL_LOST);
         report.latencies("publish_to_receive", &tally.histogram("publish"));
         if stalled > 0 {
             for name in STALLED {
-                report.row(name, tally.get(name) as f64, "");
+                report.count(name, tally.get(name), "");
             }
         }
         if let Some((before, after)) = used {
@@ -239,7 +247,7 @@ impl Bench<'_> {
             report.row("server_cpu", cpu_s, "s");
             report.row("deliveries_per_server_cpu_second", deliveries as f64 / cpu_s.max(0.01), "");
             report.row("server_cpu_per_message", cpu_s * 1e6 / published.max(1) as f64, "µs");
-            report.row("server_memory", after.anonymous_bytes as f64, "B");
+            report.count("server_memory", after.anonymous_bytes, "B");
         }
         fleet.order(Order::End)?;
         Ok(report)
@@ -269,23 +277,23 @@ impl Bench<'_> {
         let mut report = Report::default();
         let back = tally.get("back");
         let returns = tally.histogram("return");
-        report.row("connections", count as f64, "");
-        report.needed("back", back as f64, "", "no connection came back");
-        report.row("not_back", (count - back) as f64, "");
+        report.count("connections", count, "");
+        report.needed("back", back, "no connection came back");
+        report.count("not_back", count - back, "");
         report.row("all_back", if back == count { returns.max() as f64 / 1e6 } else { f64::NAN }, "s");
-        report.row("attempts", tally.get("attempts") as f64, "");
+        report.count("attempts", tally.get("attempts"), "");
         let (too_many, unavailable) = (tally.get("refused_429"), tally.get("refused_503"));
         let refused: u64 = tally.family("refused_").map(|(_, count)| count).sum();
-        report.row("refused_429", too_many as f64, "");
-        report.row("refused_503", unavailable as f64, "");
-        report.row("refused_other", (refused - too_many - unavailable) as f64, "");
-        report.row("failures", tally.get("failures") as f64, "");
-        report.row("lost_again", tally.get("lost_again") as f64, "");
-        report.row("peak_accepted", tally.peak_per_second() as f64, "1/s");
+        report.count("refused_429", too_many, "");
+        report.count("refused_503", unavailable, "");
+        report.count("refused_other", refused - too_many - unavailable, "");
+        report.count("failures", tally.get("failures"), "");
+        report.count("lost_again", tally.get("lost_again"), "");
+        report.count("peak_accepted", tally.peak_per_second(), "1/s");
         report.latencies("return", &returns);
         report.latencies("ping_before", &before_us);
         report.latencies("ping_storm", &during_us);
-        report.row("probe_lost", f64::from(u8::from(is_probe_lost)), "");
+        report.count("probe_lost", u64::from(is_probe_lost), "");
         if let Some((before, after)) = used {
             let cpu_us = (after.cpu_us - before.cpu_us) as f64;
             report.row("server_cpu", cpu_us / 1e6, "s");

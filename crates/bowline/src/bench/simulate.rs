@@ -188,18 +188,18 @@ impl Window {
 impl Outcome {
     pub fn report(&self, simulation: &Simulation) -> Report {
         let mut report = Report::default();
-        report.row("clients", f64::from(simulation.clients), "");
-        report.row("accept_limit", f64::from(simulation.accept_rate), "1/s");
-        report.row("back", f64::from(self.back), "");
-        report.row("not_back", f64::from(simulation.clients - self.back), "");
+        report.count("clients", u64::from(simulation.clients), "");
+        report.count("accept_limit", u64::from(simulation.accept_rate), "1/s");
+        report.count("back", u64::from(self.back), "");
+        report.count("not_back", u64::from(simulation.clients - self.back), "");
         report.row("all_back", self.all_back_ms as f64 / 1000.0, "s");
-        report.row("attempts", self.attempts as f64, "");
-        report.row("attempts_of_one_max", f64::from(self.attempts_of_one_max), "");
-        report.row("refused_429", self.refused as f64, "");
-        report.row("unanswered", self.unanswered as f64, "");
-        report.row("peak_accepted", self.peak_accepted as f64, "1/s");
-        report.row("peak_accepted_after_burst", self.peak_accepted_after_burst as f64, "1/s");
-        report.row("peak_attempts", self.peak_attempts as f64, "1/s");
+        report.count("attempts", self.attempts, "");
+        report.count("attempts_of_one_max", u64::from(self.attempts_of_one_max), "");
+        report.count("refused_429", self.refused, "");
+        report.count("unanswered", self.unanswered, "");
+        report.count("peak_accepted", self.peak_accepted, "1/s");
+        report.count("peak_accepted_after_burst", self.peak_accepted_after_burst, "1/s");
+        report.count("peak_attempts", self.peak_attempts, "1/s");
         for (label, quantile) in report::QUANTILES {
             let seconds = self.return_ms.value_at_quantile(quantile) as f64 / 1000.0;
             report.row(&format!("return_{label}"), seconds, "s");

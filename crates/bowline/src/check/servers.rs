@@ -258,9 +258,9 @@ mod tests {
     fn the_ledger_is_found_among_the_metrics() {
         let text = "# HELP bowline_ledger_waiting x\nbowline_ledger_waiting 3\nbowline_ledger_accepted_total 10\n\
                     bowline_ledger_delivered_total 5\nbowline_ledger_expired_total 1\n\
-                    bowline_ledger_dropped_total{reason=\"a\"} 1\nbowline_ledger_dropped_total{reason=\"b\"} 0\n# EOF\n";
+                    bowline_ledger_dropped_total{reason=\"a\"} 1\nbowline_ledger_dropped_total{reason=\"b\"} 0\n";
         let ledger = Ledger { accepted: 10, delivered: 5, waiting: 3, expired: 1, dropped: 1 };
         assert_eq!(parse_ledger(text), Some(ledger));
-        assert_eq!(parse_ledger("# EOF\n"), None);
+        assert_eq!(parse_ledger("# nothing\n"), None);
     }
 }

@@ -122,7 +122,7 @@ pub const KEYS: &[Key] = &[
     key("gateway.tls.key", Text, None, "The file with the private key, PEM, without a passphrase", "not set: no TLS", Works),
     key("gateway.compression", Bool, Some("false"), "Whether permessage-deflate is taken when a WebSocket client offers it; without context takeover, so that a connection costs no memory for it", "", Works),
     key("gateway.echo_path", Path, None, "A WebSocket path that echoes, for conformance suites; without authentication. Takes messages of 16 MiB, and of 1 MiB when they come compressed", "not set: off", Works),
-    key("gateway.frames_per_second", count(0, 1_000_000), Some("0"), "Frames taken from one connection in a second; further ones are answered `rate_limited`", "0: no limit", Works),
+    key("gateway.frames_per_second", count(0, 1_000_000), Some("0"), "Frames taken from one connection in a second, bursts of one second; further ones are answered `rate_limited`. Every frame counts, what cannot be read too. Pings, `msg.recv` and `msg.read` count as well, and are never refused", "0: no limit", Works),
     key("gateway.same_device", Choice(&["replace", "refuse", "allow"]), Some(r#""replace""#), "What happens when a device logs in that is connected: the old connection ends, the new one is refused, or both stay", "", Works),
 
     key("auth.secret", Secret, None, "The secret that signs tokens, HS256", "not set, nor another key: random, kept in the data directory, loopback only", Works),

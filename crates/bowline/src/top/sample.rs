@@ -66,7 +66,7 @@ mod tests {
     fn series_are_read_with_their_labels() {
         let text = "# HELP a b\n# TYPE closed counter\nclosed_total{reason=\"bye\"} 4\n\
                     closed_total{reason=\"draining\"} 2.5\nclosed 7\nfailures{operation=\"msg.send\",code=\"conflict\"} 1\n\
-                    nonsense\n# EOF\n";
+                    nonsense\n";
         let metrics = Metrics::parse(text);
         assert_eq!(metrics.get("closed_total"), Some(6.5));
         assert_eq!(metrics.get("closed"), Some(7.0));

@@ -90,7 +90,7 @@ impl View {
         }
         let key = |name: &str| name.replace([' ', '-', '.'], "_");
         for section in &self.sections {
-            let lines = section.lines.iter().map(|line| (key(&line.name), json!(line.rounded())));
+            let lines = section.lines.iter().map(|line| (key(&line.name), line.json()));
             all.insert(key(section.name), Value::Object(lines.collect()));
         }
         Value::Object(all)
@@ -104,8 +104,12 @@ impl Drain {
 }
 
 impl Line {
-    fn rounded(&self) -> f64 {
-        (self.value * 1000.0).round() / 1000.0
+    /// What is counted is a whole number, what is measured need not be.
+    fn json(&self) -> Value {
+        match self.unit {
+            Unit::Count | Unit::Bytes => json!(self.value.round() as i64),
+            Unit::Rate | Unit::ByteRate | Unit::Percent => json!((self.value * 1000.0).round() / 1000.0),
+        }
     }
 
     /// For people: few digits, and the unit.
@@ -291,7 +295,7 @@ pub(super) mod tests {
         assert_eq!(json["connections"]["closed"], 5.0);
         assert_eq!(json["connections"]["ws"], 9.0);
         assert_eq!(json["process"]["cpu"], 50.0);
-        assert_eq!(json["closes"], json!({"bye": 110.0}));
+        assert_eq!(json["closes"], json!({"bye": 110}));
         assert_eq!(json["ledger"]["waiting"], 4.0);
         assert_eq!(json["drain"]["remaining"], 12);
         // After a restart the counters begin anew.

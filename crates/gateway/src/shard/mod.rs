@@ -267,8 +267,8 @@ impl Shard {
         for index in due {
             let actions = &mut self.actions;
             with(&self.shared, self.now, self.number, &mut self.conns, index, |conn, cx| {
-                if conn.stalled {
-                    // Its silence is ours: it is not read while the router's queue is full.
+                if conn.stalled || conn.to_read {
+                    // Its silence is ours: what it has sent is read later in this turn, or when the router has room.
                     conn.session.on_bytes(cx, actions);
                 }
                 conn.session.on_timer(cx, actions);

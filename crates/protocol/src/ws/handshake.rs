@@ -12,8 +12,10 @@ use std::borrow::Cow;
 
 /// The longest request head; a longer one is answered 431.
 pub const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// The most header lines of a request; more are answered 431.
-const HEADERS_MAX: usize = 256;
+/// Header lines for which there is room from the start; a head that has more is looked at again, with room for all.
+const HEADERS_USUAL: usize = 32;
+/// No header line is shorter, its end included: `a:` and a line feed.
+const HEADER_BYTES_MIN: usize = 3;
 /// The subprotocol that is selected when the client offers it.
 pub const SUBPROTOCOL: &str = "bowline.v1.json";
 
@@ -104,15 +106,16 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// Parses a head; `None` while it is not complete.
     pub fn parse(bytes: &'a [u8]) -> Result<Option<Self>, Refused> {
-        let too_large =
-            || Refused::new(431, ErrorCode::TooLarge, "the request head is larger than 64 KiB or 256 lines");
-        let mut headers = vec![httparse::EMPTY_HEADER; 32];
+        let too_large = || Refused::new(431, ErrorCode::TooLarge, "the request head is larger than 64 KiB");
+        let mut headers = vec![httparse::EMPTY_HEADER; HEADERS_USUAL];
         loop {
             let room = headers.len();
             let mut request = httparse::Request::new(&mut headers);
             let parsed = match request.parse(bytes) {
-                Err(httparse::Error::TooManyHeaders) if room < HEADERS_MAX => {
-                    headers.resize(HEADERS_MAX, httparse::EMPTY_HEADER);
+                Err(httparse::Error::TooManyHeaders) if room == HEADERS_USUAL => {
+                    let lines = memchr::memchr_iter(b'\n', bytes).count();
+                    let most = lines.min(HEAD_BYTES_MAX / HEADER_BYTES_MIN);
+                    headers.resize(most.max(HEADERS_USUAL + 1), httparse::EMPTY_HEADER);
                     continue;
                 }
                 parsed => parsed,
@@ -474,10 +477,15 @@ mod tests {
         assert_eq!(Request::parse(over.as_bytes()).unwrap_err().status, 431);
         assert!(Request::parse(&over.as_bytes()[..HEAD_BYTES_MAX]).unwrap().is_none());
         assert_eq!(Request::parse(&vec![b'G'; HEAD_BYTES_MAX + 1]).unwrap_err().status, 431);
-        assert_eq!(
-            Request::parse(head("GET /ws", &"A: b\r\n".repeat(300)).as_bytes()).unwrap_err().status,
-            431
-        );
+        // However many lines that are.
+        for (line, count) in [("A: b\r\n", 31), ("A: b\r\n", 300), ("A: b\r\n", 10_000), ("A:\n", 21_000)] {
+            let text = head("GET /ws", &line.repeat(count));
+            let request = Request::parse(text.as_bytes()).unwrap().unwrap();
+            assert_eq!((request.headers.len(), request.head_bytes), (count + 3, text.len()));
+            assert!(Request::parse(&text.as_bytes()[..text.len() - 1]).unwrap().is_none());
+        }
+        let over = head("GET /ws", &"A:\n".repeat(30_000));
+        assert_eq!(Request::parse(over.as_bytes()).unwrap_err().status, 431);
         assert_eq!(Request::parse(b"\x16\x03\x01\x00").unwrap_err().status, 400);
     }
 

@@ -260,6 +260,25 @@ fn silence_is_pinged_and_then_closed() {
     assert_eq!(rig.now.mono_ms, heard + 95_000);
 }
 
+/// Both count from the last byte, neither from the other.
+#[test]
+fn a_close_that_is_due_before_the_ping_does_not_wait_for_it() {
+    // The jitter of this connection is 3 ms.
+    for (ping_after_ms, close_after_ms) in [(5_000, 1_000), (45_000, 45_002), (45_000, 45_003)] {
+        let mut rig = Rig::open(Rules { ping_after_ms, close_after_ms, ..rules() });
+        let heard = rig.now.mono_ms;
+        let closed = short(&rig.pass());
+        assert_eq!(closed.last().map(String::as_str), Some("close 1001 heartbeat-timeout"), "{closed:?}");
+        assert_eq!(rig.now.mono_ms, heard + close_after_ms);
+    }
+    let mut rig = Rig::open(Rules { ping_after_ms: 45_000, close_after_ms: 45_004, ..rules() });
+    assert_eq!(short(&rig.pass()), ["ping"]);
+    // Whoever looks at its clock too late pings all the same: what was sent meanwhile may not be read yet.
+    let mut rig = Rig::open(rules());
+    rig.now.mono_ms += 200_000;
+    assert_eq!(short(&rig.pass()), ["ping"]);
+}
+
 #[test]
 fn undecided_frames_pause_above_the_mark_and_resume_below_half() {
     let mut rig = Rig::open(rules());
@@ -421,17 +440,68 @@ fn a_session_that_was_held_keeps_its_id() {
     }
 }
 
+const RECV: &str = r#"{"type":"msg.recv","conversation_id":"g:x","seq":1}"#;
+
 #[test]
-fn requests_above_the_rate_are_answered_and_positions_are_not() {
-    let mut rig = Rig::open(Rules { frames_per_second: 2, backpressure_high: 99, ..rules() });
-    let recv = r#"{"type":"msg.recv","conversation_id":"g:x","seq":1}"#;
-    for _ in 0..2 {
-        assert_eq!(short(&rig.text(&send("1"))), ["up msg.send"]);
+fn whatever_comes_above_the_rate_is_answered_and_the_heartbeat_and_positions_go_on() {
+    let rows = [
+        (send("3"), vec!["failed rate_limited", "error rate_limited 3"]),
+        (r#"{"type":"nonsense","id":"3"}"#.into(), vec!["failed rate_limited", "error rate_limited 3"]),
+        (r#"{"type":"history","id":"3"}"#.into(), vec!["failed rate_limited", "error rate_limited 3"]),
+        ("no JSON".into(), vec!["failed rate_limited", "error rate_limited"]),
+        (r#"{"type":"connect","token":"t"}"#.into(), vec!["failed rate_limited", "error rate_limited"]),
+        (
+            r#"{"type":"auth.refresh","id":"3","token":"t"}"#.into(),
+            vec!["failed rate_limited", "error rate_limited 3"],
+        ),
+        (join("3", "lobby"), vec!["failed rate_limited", "error rate_limited 3"]),
+        (RECV.into(), vec!["up msg.recv"]),
+        (RECV.replace("recv", "read"), vec!["up msg.read"]),
+        (r#"{"type":"ping","data":"x"}"#.into(), vec!["pong x"]),
+        ("ping".into(), vec!["pong"]),
+        (r#"{"type":"pong"}"#.into(), vec![]),
+    ];
+    for (text, expected) in rows {
+        let mut rig = Rig::open(Rules { frames_per_second: 2, backpressure_high: 99, ..rules() });
+        for _ in 0..2 {
+            assert_eq!(short(&rig.text(&send("1"))), ["up msg.send"]);
+        }
+        assert_eq!(short(&rig.text(&text)), expected, "{text}");
+        rig.now.mono_ms += 500;
+        assert_eq!(short(&rig.text(&send("3"))), ["up msg.send"]);
     }
-    assert_eq!(short(&rig.text(&send("3"))), ["failed rate_limited", "error rate_limited 3"]);
-    assert_eq!(short(&rig.text(recv)), ["up msg.recv"]);
-    rig.now.mono_ms += 500;
-    assert_eq!(short(&rig.text(&send("3"))), ["up msg.send"]);
+}
+
+#[test]
+fn every_frame_counts_towards_the_rate() {
+    let pong = r#"{"type":"pong"}"#;
+    let ping = r#"{"type":"ping","data":"\u0041"}"#;
+    for text in ["ping", r#"{"type":"ping"}"#, ping, pong, RECV, "no JSON", r#"{"type":"nonsense"}"#] {
+        let mut rig = Rig::open(Rules { frames_per_second: 2, backpressure_high: 99, ..rules() });
+        rig.text(text);
+        rig.text(text);
+        assert_eq!(short(&rig.text(&send("3"))), ["failed rate_limited", "error rate_limited 3"], "{text}");
+        // What is never refused runs up no debt either.
+        for _ in 0..5 {
+            rig.text(pong);
+        }
+        rig.now.mono_ms += 500;
+        assert_eq!(short(&rig.text(&send("3"))), ["up msg.send"], "{text}");
+    }
+    // Ten in a row that cannot be parsed are too many, answered in whatever way.
+    let mut rig = Rig::open(Rules { frames_per_second: 1, ..rules() });
+    let last = (0..10).map(|_| short(&rig.text("no JSON"))).last().unwrap();
+    assert_eq!(last.last().map(String::as_str), Some("close 4505 policy"), "{last:?}");
+}
+
+#[test]
+fn a_refusal_is_counted_by_the_reason_that_is_told() {
+    let mut rig = Rig::with(rules());
+    rig.text(r#"{"type":"connect","token":"t"}"#);
+    let told_as = Some(CloseCode::Draining);
+    let refusal = Refusal { told_as, ..Refusal::overloaded() };
+    let refused = rig.run(|s, cx, out| s.refuse(cx, refusal, out));
+    assert_eq!(short(&refused), ["ended draining false", "close 1013 draining after 1000 (503)"]);
 }
 
 #[test]
