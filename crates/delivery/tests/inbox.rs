@@ -8,7 +8,7 @@ use bowline_protocol::{
     CloseCode, DeviceId, UserId,
     frame::SERVER_FIELDS_BYTES,
     ids::DeviceClass,
-    link::{Answer, Open, Request, SameDevice, Up},
+    link::{Answer, ConnRef, Open, Request, SameDevice, Up},
 };
 use support::{World, opening, recv, send};
 
@@ -289,6 +289,17 @@ fn the_api_sees_which_devices_are_connected_and_since_when() {
         devices.iter().map(|d| (d.device_id.as_str(), d.node_id.as_deref())).collect();
     assert_eq!((online, shown), (true, vec![("1", Some("n1")), ("2", None)]));
     assert_eq!(devices[1].connected_at, None);
+    // A login is a time in microseconds; the newest of several connections counts.
+    for (conn, login) in
+        [(90, 1_700_000_000_123_456), (91, 1_700_000_000_999_999), (92, 1_600_000_000_000_000)]
+    {
+        let open = Open { same_device: SameDevice::Allow, ..opening("c", "1", conn) };
+        world.up_from(ConnRef { login, ..world.conn_ref(conn) }, Up::Open(open));
+    }
+    let Answer::User { devices, .. } = world.request(Request::User { user: UserId::trusted("c") }) else {
+        panic!()
+    };
+    assert_eq!((devices.len(), devices[0].connected_at), (1, Some(1_700_000_000_999)));
     // Only the named device is sent away.
     let kick = |device: Option<&str>| Request::Kick {
         user: UserId::trusted("b"),
@@ -299,10 +310,10 @@ fn the_api_sees_which_devices_are_connected_and_since_when() {
     let two = world.connect("b", "2");
     assert_eq!(world.request(kick(Some("2"))), Answer::Closed { count: 1 });
     assert_eq!(world.closed.keys().collect::<Vec<_>>(), [&two]);
-    assert_eq!(world.core.table_sizes()[0], 1);
+    assert_eq!(world.core.table_sizes()[0], 4);
     world.connect("b", "3");
     assert_eq!(world.request(kick(None)), Answer::Closed { count: 2 });
-    assert_eq!(world.core.table_sizes()[0], 0);
+    assert_eq!(world.core.table_sizes()[0], 3);
 }
 
 #[test]

@@ -155,19 +155,23 @@ fn a_device_that_was_behind_is_lifted_and_what_is_left_is_announced() {
 
 #[test]
 fn what_is_gone_is_not_pushed_again_and_hides_no_later_push() {
-    let mut world = world(by_count(2));
-    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
-    send_all(&mut world, a, "b", 1..=2);
-    world.disconnect(b);
-    // Announced, not fetched; what comes then lies above a gap, until retention takes the gap.
-    let b = world.connect("b", "1");
-    assert_eq!(world.brief(b), ["notice d:a:b 1-2 u2"]);
-    send_all(&mut world, a, "b", 3..=5);
-    assert_eq!(world.brief(b), ["push 3", "push 4", "push 5"]);
-    sweep(&mut world);
-    assert_eq!(stored(&world, AB), [4, 5]);
-    world.advance(3_000);
-    assert_eq!(world.brief(b), ["again 4", "again 5"]);
+    // Up to the end of what was announced, and beyond it.
+    for kept in [3, 2] {
+        let mut world = world(by_count(kept));
+        let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+        send_all(&mut world, a, "b", 1..=2);
+        world.disconnect(b);
+        // Announced, not fetched; what comes then lies above a gap, until retention takes the gap.
+        let b = world.connect("b", "1");
+        assert_eq!(world.brief(b), ["notice d:a:b 1-2 u2"]);
+        send_all(&mut world, a, "b", 3..=5);
+        assert_eq!(world.brief(b), ["push 3", "push 4", "push 5"]);
+        sweep(&mut world);
+        let left = Vec::from_iter(6 - kept..=5);
+        assert_eq!(stored(&world, AB), left);
+        world.advance(3_000);
+        assert_eq!(world.brief(b), left.iter().map(|n| format!("again {n}")).collect::<Vec<_>>());
+    }
 }
 
 #[test]
