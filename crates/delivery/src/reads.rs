@@ -36,6 +36,7 @@ pub(crate) enum Deferred {
     },
     Entry(Box<Entry>),
     History(HistoryAsked),
+    List(ListAsked),
     /// It was only to be loaded.
     Nothing,
 }
@@ -49,6 +50,15 @@ pub(crate) struct HistoryAsked {
     pub page: Page,
     /// What was asked before it is decided.
     pub is_in_turn: bool,
+}
+
+/// A list of a user's conversations that was asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct ListAsked {
+    pub asker: Asker,
+    pub user: UserId,
+    pub after: Option<ConversationId>,
+    pub limit: u32,
 }
 
 /// What a look-up is for.
@@ -68,12 +78,7 @@ pub(crate) enum ReadPurpose {
         range: (Seq, Seq),
         first: Seq,
     },
-    List {
-        asker: Asker,
-        user: UserId,
-        after: Option<ConversationId>,
-        limit: u32,
-    },
+    List(ListAsked),
     Senders {
         conversation: ConversationId,
         user: UserId,
@@ -98,7 +103,7 @@ impl ReadPurpose {
         match self {
             Self::HistoryAsked(HistoryAsked { asker, .. })
             | Self::History { asker, .. }
-            | Self::List { asker, .. }
+            | Self::List(ListAsked { asker, .. })
             | Self::User { asker, .. } => Some(asker),
             _ => None,
         }
@@ -151,6 +156,7 @@ impl Core {
                 entry => self.enqueue(entry),
             },
             Deferred::History(asked) => self.on_history_ready(asked, now),
+            Deferred::List(asked) => self.on_list_asked(asked, now),
             Deferred::Nothing => {}
         }
     }
@@ -179,7 +185,7 @@ impl Core {
                     self.read(query, purpose);
                 }
             }
-            ReadPurpose::List { user, after, limit, .. } => {
+            ReadPurpose::List(ListAsked { user, after, limit, .. }) => {
                 let query = Query::Conversations { user: user.clone(), after: after.clone(), limit: *limit };
                 self.read(query, purpose);
             }
@@ -207,7 +213,7 @@ impl Core {
             (ReadPurpose::History { asker, conversation, page, range, first }, Found::Messages(messages)) => {
                 self.on_history_found(&asker, &conversation, page, range, first, &messages);
             }
-            (ReadPurpose::List { asker, .. }, Found::Conversations { conversations, more }) => {
+            (ReadPurpose::List(ListAsked { asker, .. }), Found::Conversations { conversations, more }) => {
                 self.on_list_found(&asker, &conversations, more);
             }
             (ReadPurpose::Senders { conversation, user, from, to }, Found::Senders { own, others }) => {
@@ -253,7 +259,7 @@ impl Core {
             }
             ReadPurpose::HistoryAsked(HistoryAsked { asker, .. })
             | ReadPurpose::History { asker, .. }
-            | ReadPurpose::List { asker, .. }
+            | ReadPurpose::List(ListAsked { asker, .. })
             | ReadPurpose::User { asker, .. } => {
                 self.refuse(&asker, unavailable(reason));
             }
@@ -310,6 +316,7 @@ impl Core {
             // Refused, or kept, by the caller.
             Deferred::Gate(_) | Deferred::Position { .. } => {}
             Deferred::History(asked) => self.refuse(&asked.asker, unavailable(reason)),
+            Deferred::List(asked) => self.on_list_asked(asked, now),
             Deferred::Entry(entry) => match *entry {
                 Entry::Message(incoming) => self.refuse_incoming(&incoming, unavailable(reason)),
                 Entry::Create(create) => self.refuse(&create.asker, unavailable(reason)),
@@ -359,6 +366,7 @@ impl Core {
     fn on_found_or_missing(&mut self, deferred: Deferred, now: Now) {
         let (id, asker) = match &deferred {
             Deferred::Gate(user) => return self.pass_gate(&user.clone(), now),
+            Deferred::List(asked) => return self.on_list_asked(asked.clone(), now),
             Deferred::Position { conversation, asker, .. }
             | Deferred::History(HistoryAsked { conversation, asker, .. }) => (conversation, asker),
             Deferred::Entry(entry) => match &**entry {
@@ -406,7 +414,7 @@ impl Core {
                     Deferred::Position { asker, .. } | Deferred::History(HistoryAsked { asker, .. }) => {
                         self.refuse(&asker, refusal)
                     }
-                    Deferred::Nothing | Deferred::Gate(_) => {}
+                    Deferred::Nothing | Deferred::Gate(_) | Deferred::List(_) => {}
                 }
             }
         }
@@ -529,7 +537,17 @@ impl Core {
             Ok(after) => after,
             Err(refusal) => return self.refuse(&asker, refusal),
         };
-        self.read_behind_writes(ReadPurpose::List { asker, user, after, limit }, now);
+        self.on_list_asked(ListAsked { asker, user, after, limit }, now);
+    }
+
+    /// Who asks sees its own messages in it, and these may wait for a conversation to be loaded.
+    fn on_list_asked(&mut self, asked: ListAsked, now: Now) {
+        let first = self.gates.get(&asked.user).and_then(|gate| gate.front());
+        let behind = first.map(|incoming| incoming.conversation.clone());
+        match behind.and_then(|behind| self.conversations.get_mut(&behind)) {
+            Some(Slot::Loading(waiting)) => waiting.push(Deferred::List(asked)),
+            _ => self.read_behind_writes(ReadPurpose::List(asked), now),
+        }
     }
 
     fn on_list_found(&mut self, asker: &Asker, conversations: &[Summary], more: bool) {

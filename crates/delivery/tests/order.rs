@@ -77,6 +77,22 @@ fn a_page_waits_for_messages_that_wait_for_another_conversation() {
 }
 
 #[test]
+fn a_list_waits_for_messages_to_conversations_that_are_being_loaded() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    (world.backwards, world.hold_reads) = (true, true);
+    let (to_b, to_c) = (send("m1", "b"), send("m2", "c"));
+    let list = r#"{"type":"conversation.list","id":"l","limit":10}"#;
+    world.frames(&[(a, &to_b), (a, &to_c), (a, list)]);
+    assert_eq!(world.brief(a), [""; 0]);
+    (world.backwards, world.hold_reads) = (false, false);
+    world.settle();
+    let frames = world.take(a);
+    let page = frames.iter().find(|frame| frame["type"] == "conversation.page").expect("a page");
+    assert_eq!(page["conversations"].as_array().expect("a list").len(), 2, "{page}");
+}
+
+#[test]
 fn what_waits_is_announced_before_anything_that_a_client_asks() {
     let mut world = World::new();
     let a = world.connect("a", "1");
