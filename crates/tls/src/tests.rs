@@ -336,18 +336,46 @@ fn a_broken_record_is_told_by_an_alert() {
     assert!(pair.wire.to_client.is_empty());
 }
 
+/// Numbers below what is asked for; the same in every run.
+fn numbers() -> impl FnMut(usize) -> usize {
+    let mut state = 0x2545_f491_u32;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as usize % below.max(1)
+    }
+}
+
+/// Records that look like some, with messages of a handshake that look like some, in pieces.
+#[test]
+fn records_made_up_at_random_end_their_connection_at_worst() {
+    let acceptor = Files::new().acceptor();
+    let mut next = numbers();
+    for _ in 0..20_000 {
+        let mut wire = Wire::new(1 + next(40));
+        let mut tls = acceptor.accept(Door::Http).unwrap();
+        for _ in 0..1 + next(5) {
+            let body: Vec<u8> = (0..next(20)).map(|_| [0, 1, 2, 255, next(256) as u8][next(5)]).collect();
+            let told = if next(4) == 0 { next(70_000) as u16 } else { body.len() as u16 };
+            let kind = [20, 21, 22, 22, 22, 23, 24][next(7)];
+            wire.to_server
+                .extend([kind, 3, [1, 3][next(2)]].into_iter().chain(told.to_be_bytes()).chain(body));
+            match tls.handshake(&mut wire) {
+                Ok(is_done) => assert!(!is_done),
+                Err(_) if next(2) == 0 => break,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
 /// Bytes of a client changed at random, in the handshake and behind it, between all that an owner may do meanwhile.
 #[test]
 fn whatever_a_client_sends_ends_its_connection_at_worst() {
     let files = Files::new();
     let acceptor = files.acceptor();
-    let mut state = 0x2545_f491_u32;
-    let mut next = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 17;
-        state ^= state << 5;
-        state as usize % below.max(1)
-    };
+    let mut next = numbers();
     let mut opened = 0;
     for _ in 0..400 {
         let mut pair = Pair::of(files.client(), acceptor.accept(Door::Http).unwrap(), 1 + next(3000));
