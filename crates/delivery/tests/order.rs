@@ -47,6 +47,22 @@ fn who_reads_sees_what_it_wrote_before() {
 }
 
 #[test]
+fn who_reads_where_others_write_all_the_time_has_its_turn() {
+    let mut world = World::new();
+    let (a, b) = (world.connect("a", "1"), world.connect("b", "1"));
+    world.frame(a, &send("m0", "b"));
+    world.late_outcomes = true;
+    world.frame(a, &send("m1", "b"));
+    world.frame(b, &history(AB));
+    for n in 2..6 {
+        world.frame(a, &send(&format!("m{n}"), "b"));
+        world.tell_outcome();
+    }
+    let pages: Vec<String> = world.brief(b).into_iter().filter(|line| line.starts_with("page")).collect();
+    assert_eq!(pages.len(), 1, "{pages:?}");
+}
+
+#[test]
 fn who_left_reads_no_more() {
     let mut world = World::new();
     group(&mut world, "g", 3);
@@ -199,6 +215,36 @@ fn receipts_count_for_each_number_that_was_reached() {
     // Those who sent the first and the third have received theirs; u1, among the first twenty, sent the second.
     assert_eq!(world.brief(conns[0]), ["delivered 1 n=60", "delivered 2 n=40", "delivered 3 n=20"]);
     assert_eq!(world.brief(conns[1]), ["delivered 2 n=40", "delivered 3 n=20"]);
+}
+
+#[test]
+fn of_very_many_numbers_the_newest_have_receipts() {
+    // So many numbers of one group, and of another one in the same transaction.
+    for (first, second, told) in [(20, 0, 16), (10, 10, 20), (20, 20, 32), (16, 1, 17)] {
+        let mut world = World::new();
+        let conns = ["y", "z"].map(|name| {
+            let members = group(&mut world, name, 121);
+            members[..=20].iter().map(|user| world.connect(user, name)).collect::<Vec<u64>>()
+        });
+        let mut texts = Vec::new();
+        for (conns, name, count) in [(&conns[0], "y", first), (&conns[1], "z", second)] {
+            for n in 0..count {
+                let text = format!(
+                    r#"{{"type":"msg.send","id":"{name}{n}","conversation_id":"g:{name}","body":1}}"#
+                );
+                world.frame(conns[0], &text);
+                texts.push((conns[1 + n as usize], recv(&format!("g:{name}"), n + 1)));
+            }
+        }
+        world.take(conns[0][0]);
+        let frames: Vec<(u64, &str)> = texts.iter().map(|(conn, text)| (*conn, text.as_str())).collect();
+        world.frames(&frames);
+        let seen = world.brief(conns[0][0]);
+        assert_eq!(seen.len(), told, "{first} {second}: {seen:?}");
+        assert!(seen.contains(&format!("delivered {first} n=1")), "the newest: {seen:?}");
+        let oldest = first.saturating_sub(16) + 1;
+        assert!(seen.contains(&format!("delivered {oldest} n={}", first - oldest + 1)), "{seen:?}");
+    }
 }
 
 #[test]

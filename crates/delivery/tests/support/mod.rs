@@ -520,6 +520,13 @@ impl World {
         conn
     }
 
+    /// Tells the oldest of the outcomes that wait; others go on waiting.
+    pub fn tell_outcome(&mut self) {
+        let outcome = self.outcomes.remove(0);
+        self.event(Event::Outcome(outcome));
+        self.settle();
+    }
+
     /// Tells the outcomes that waited, and those that follow from them.
     pub fn tell_outcomes(&mut self) {
         self.late_outcomes = false;

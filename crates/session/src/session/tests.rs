@@ -201,11 +201,17 @@ fn refusals_while_opening() {
     let version = rig.text(r#"{"type":"connect","token":"t","version":2}"#);
     assert_eq!(short(&version), ["ended version false", "close 4507 version: this server speaks 1"]);
 
-    let mut rig = Rig::with(rules());
-    rig.text(r#"{"type":"connect","token":"t"}"#);
-    rig.verdict(Ok(grant("a")));
-    let refused = rig.run(|s, cx, out| s.on_refused(cx, CloseCode::DeviceInUse, out));
-    assert_eq!(short(&refused), ["ended device-in-use false", "close 4506 device-in-use (409)"]);
+    for (code, told) in [
+        (CloseCode::DeviceInUse, ["ended device-in-use false", "close 4506 device-in-use (409)"]),
+        (CloseCode::Replaced, ["ended replaced false", "close 4501 replaced (409)"]),
+        (CloseCode::Overloaded, ["ended overloaded false", "close 1013 overloaded after 1000 (503)"]),
+    ] {
+        let mut rig = Rig::with(rules());
+        rig.text(r#"{"type":"connect","token":"t"}"#);
+        rig.verdict(Ok(grant("a")));
+        let refused = rig.run(|s, cx, out| s.on_refused(cx, code, out));
+        assert_eq!(short(&refused), told);
+    }
 }
 
 #[test]
