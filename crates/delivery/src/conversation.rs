@@ -37,11 +37,9 @@ impl Conversation {
             tail.push_front_of_load(
                 message.seq,
                 TailEntry {
-                    id: message.id,
                     from: message.from,
                     device: message.device,
-                    ts: message.ts,
-                    body: Some(message.body),
+                    content: Some(Box::new(Content { id: message.id, ts: message.ts, body: message.body })),
                 },
             );
         }
@@ -159,15 +157,23 @@ pub(crate) fn new_member(role: Role, next: Seq) -> Member {
     }
 }
 
+/// Who sent a message. There are hundreds of them for each busy conversation.
 #[derive(Debug)]
 pub(crate) struct TailEntry {
-    pub id: MessageId,
     pub from: UserId,
     pub device: Option<DeviceId>,
-    pub ts: Millis,
-    /// Dropped before the entry is, when bodies take too much.
-    pub body: Option<Body>,
+    /// What is needed for another push: of the newest messages only.
+    pub content: Option<Box<Content>>,
 }
+
+#[derive(Debug)]
+pub(crate) struct Content {
+    pub id: MessageId,
+    pub ts: Millis,
+    pub body: Body,
+}
+
+const _: () = assert!(size_of::<TailEntry>() <= 40);
 
 /// The newest messages, without gaps up to the last.
 #[derive(Debug)]
@@ -202,18 +208,19 @@ impl Tail {
     }
 
     fn append(&mut self, entry: TailEntry) {
-        self.body_bytes += entry.body.as_ref().map_or(0, |b| b.bytes().len());
+        self.body_bytes += entry.content.as_ref().map_or(0, |content| content.body.bytes().len());
         self.bodies += 1;
-        self.entries.push_back(entry);
-        if self.entries.len() > limits::TAIL_ENTRIES_MAX {
+        // Before there is one too many, for which the room would be doubled.
+        if self.entries.len() == limits::TAIL_ENTRIES_MAX {
             self.entries.pop_front();
         }
+        self.entries.push_back(entry);
         while self.bodies > limits::TAIL_BODIES_MAX
             || (self.bodies > 1 && self.body_bytes > limits::TAIL_BODY_BYTES_MAX)
         {
             let index = self.entries.len() - self.bodies;
-            if let Some(body) = self.entries[index].body.take() {
-                self.body_bytes -= body.bytes().len();
+            if let Some(content) = self.entries[index].content.take() {
+                self.body_bytes -= content.body.bytes().len();
             }
             self.bodies -= 1;
         }
@@ -353,16 +360,7 @@ mod tests {
         let (a, b) = (UserId::trusted("a"), UserId::trusted("b"));
         let mut tail = Tail::new(10);
         for (seq, from) in [(11, &a), (12, &b), (13, &a)] {
-            tail.push(
-                seq,
-                TailEntry {
-                    id: MessageId::trusted("m"),
-                    from: from.clone(),
-                    device: None,
-                    ts: 0,
-                    body: None,
-                },
-            );
+            tail.push(seq, TailEntry { from: from.clone(), device: None, content: None });
         }
         assert_eq!(tail.first(), 11);
         assert_eq!(tail.senders(&a, 11, 13), Some(Senders { own: 2, others: vec![b.clone()] }));
@@ -376,17 +374,17 @@ mod tests {
     }
 
     fn entry(body_bytes: usize) -> TailEntry {
-        let (id, from) = (MessageId::trusted("m"), UserId::trusted("a"));
-        let body = Some(Body::Json(vec![b'1'; body_bytes].into()));
-        TailEntry { id, from, device: None, ts: 0, body }
+        let body = Body::Json(vec![b'1'; body_bytes].into());
+        let content = Some(Box::new(Content { id: MessageId::trusted("m"), ts: 0, body }));
+        TailEntry { from: UserId::trusted("a"), device: None, content }
     }
 
     /// How many of the newest messages have their bodies still.
     fn bodies(tail: &Tail) -> usize {
-        let count = tail.entries.iter().rev().take_while(|entry| entry.body.is_some()).count();
-        assert!(tail.entries.iter().rev().skip(count).all(|entry| entry.body.is_none()));
+        let count = tail.entries.iter().rev().take_while(|entry| entry.content.is_some()).count();
+        assert!(tail.entries.iter().rev().skip(count).all(|entry| entry.content.is_none()));
         let bytes =
-            tail.entries.iter().filter_map(|entry| entry.body.as_ref()).map(|body| body.bytes().len());
+            tail.entries.iter().filter_map(|entry| entry.content.as_ref()).map(|c| c.body.bytes().len());
         assert_eq!((tail.bodies, tail.body_bytes), (count, bytes.sum()));
         count
     }

@@ -3,6 +3,7 @@
 use crate::{
     Core, Now, Slot,
     batch::{Incoming, Moved},
+    conversation::Content,
     flight::Flight,
     limits,
     persist::{Message, Query},
@@ -180,9 +181,9 @@ impl Core {
             match conversation.tail.entry(seq) {
                 Some(entry) if entry.from == repeat.user && entry.device.as_ref() == Some(&repeat.device) => {
                 }
-                Some(entry) => match &entry.body {
-                    Some(body) => {
-                        frames.push((seq, again(&repeat, seq, &entry.id, &entry.from, entry.ts, body)));
+                Some(entry) => match entry.content.as_deref() {
+                    Some(Content { id, ts, body }) => {
+                        frames.push((seq, again(&repeat, seq, id, &entry.from, *ts, body)));
                     }
                     None => return self.read_repeat(repeat),
                 },

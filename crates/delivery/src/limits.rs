@@ -10,7 +10,7 @@ pub const CONVERSATIONS_MAX: usize = 20_000;
 /// Newest messages of a conversation that are loaded with it.
 pub const TAIL_LOADED: u32 = 16;
 /// Newest messages of a conversation whose senders are remembered. Older ones are asked of the store.
-pub const TAIL_ENTRIES_MAX: usize = 1024;
+pub const TAIL_ENTRIES_MAX: usize = 256;
 /// Newest messages of a conversation whose bodies are kept for another push, and their bytes.
 pub const TAIL_BODIES_MAX: usize = 64;
 pub const TAIL_BODY_BYTES_MAX: usize = 64 * 1024;

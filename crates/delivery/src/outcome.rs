@@ -4,7 +4,7 @@
 use crate::{
     Core, Now, Slot,
     batch::{Effect, Entry, InFlight, Item, Staged},
-    conversation::{Conversation, TailEntry},
+    conversation::{Content, Conversation, TailEntry},
     deliver::Stored,
     ingest::conflict,
     limits,
@@ -71,10 +71,9 @@ impl Core {
         if let (Entry::Message(incoming), Effect::Stored { seq, ts }) = (&item.entry, &item.effect)
             && let Some(Slot::Ready(conversation)) = self.conversations.get_mut(&incoming.conversation)
         {
-            let (id, from, device) = (incoming.id.clone(), incoming.user.clone(), incoming.device.clone());
-            conversation
-                .tail
-                .push(*seq, TailEntry { id, from, device, ts: *ts, body: Some(incoming.body.clone()) });
+            let (from, device) = (incoming.user.clone(), incoming.device.clone());
+            let content = Content { id: incoming.id.clone(), ts: *ts, body: incoming.body.clone() };
+            conversation.tail.push(*seq, TailEntry { from, device, content: Some(Box::new(content)) });
         }
     }
 
