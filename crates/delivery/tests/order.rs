@@ -3,6 +3,7 @@
 #[allow(dead_code)]
 mod support;
 
+use bowline_delivery::persist::Query;
 use bowline_protocol::{UserId, ids::GroupId, link::Request};
 use support::{World, recv, send};
 
@@ -90,6 +91,19 @@ fn a_page_waits_for_messages_that_wait_for_another_conversation() {
     (world.backwards, world.hold_reads) = (false, false);
     world.settle();
     assert_eq!(world.brief(a), ["ack x 1", "ack m2 2", "page 1,2 more=false"]);
+}
+
+#[test]
+fn a_page_waits_for_nothing_that_does_not_concern_it() {
+    let mut world = World::new();
+    let a = world.connect("a", "1");
+    world.frame(a, &send("m1", "b"));
+    (world.backwards, world.hold_reads) = (true, true);
+    let (other, page) = (send("x", "c"), history(AB));
+    world.frames(&[(a, &other), (a, &page)]);
+    let asked = world.take_reads();
+    let of_page = |(_, query): &&(u64, Query)| matches!(query, Query::Messages { conversation, .. } if conversation.as_str() == AB);
+    assert_eq!(asked.iter().filter(of_page).count(), 1, "{asked:?}");
 }
 
 #[test]
