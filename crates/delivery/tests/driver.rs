@@ -4,13 +4,13 @@
 mod support;
 
 use bowline_delivery::{
-    Config, Counters,
+    Config, Counters, Event,
     persist::{Member, PARTITION_COUNT, partition_of},
 };
 use bowline_protocol::{
     CloseCode, ConversationId, DeviceId, UserId,
     frame::Role,
-    link::{ConnRef, Down, Request, SameDevice, Up},
+    link::{Claim, ConnRef, Down, Request, SameDevice, Up},
 };
 use std::sync::Arc;
 use support::{MemStore, World, config, opening, recv, send};
@@ -77,6 +77,24 @@ fn who_leaves_before_its_route_is_claimed_leaves_no_route() {
     world.settle();
     assert!(world.routes.is_empty() && !world.accepted.contains_key(&a));
     assert_eq!(world.core.table_sizes()[..2], [0, 0]);
+}
+
+#[test]
+fn what_is_said_of_an_earlier_connection_of_the_number_ends_nothing_that_opens() {
+    for (offset, ended) in [(100, None), (0, Some(CloseCode::Replaced))] {
+        let mut world = World::new();
+        world.hold_claims = true;
+        let [opens, new] = ["b", "a"].map(|user| world.open(user, "1", None, SameDevice::Replace));
+        world.settle();
+        // Coordination names a connection of that number, of this login or of one before.
+        let named = ConnRef { login: opens + offset, ..world.conn_ref(opens) };
+        let (conn, open) = (world.conn_ref(new), Box::new(opening("a", "1", new)));
+        let claim = Claim::Won { ended: vec![named] };
+        world.core.on_event(Event::Claimed { conn, open, claim }, world.now);
+        world.tell_claims();
+        assert_eq!(world.closed.get(&opens).copied(), ended);
+        assert_eq!(world.accepted.contains_key(&opens), ended.is_none());
+    }
 }
 
 #[test]
