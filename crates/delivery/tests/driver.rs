@@ -80,20 +80,26 @@ fn who_leaves_before_its_route_is_claimed_leaves_no_route() {
 }
 
 #[test]
-fn what_is_said_of_an_earlier_connection_of_the_number_ends_nothing_that_opens() {
-    for (offset, ended) in [(100, None), (0, Some(CloseCode::Replaced))] {
+fn what_is_said_of_an_earlier_connection_of_the_number_ends_nothing() {
+    let rows = [(100, None), (0, Some(CloseCode::Replaced))];
+    for (is_open, (offset, ended)) in
+        [false, true].into_iter().flat_map(|is_open| rows.map(|row| (is_open, row)))
+    {
         let mut world = World::new();
+        world.hold_claims = !is_open;
+        let other = world.open("b", "1", None, SameDevice::Replace);
+        world.settle();
         world.hold_claims = true;
-        let [opens, new] = ["b", "a"].map(|user| world.open(user, "1", None, SameDevice::Replace));
+        let new = world.open("a", "1", None, SameDevice::Replace);
         world.settle();
         // Coordination names a connection of that number, of this login or of one before.
-        let named = ConnRef { login: opens + offset, ..world.conn_ref(opens) };
+        let named = ConnRef { login: other + offset, ..world.conn_ref(other) };
         let (conn, open) = (world.conn_ref(new), Box::new(opening("a", "1", new)));
         let claim = Claim::Won { ended: vec![named] };
         world.core.on_event(Event::Claimed { conn, open, claim }, world.now);
         world.tell_claims();
-        assert_eq!(world.closed.get(&opens).copied(), ended);
-        assert_eq!(world.accepted.contains_key(&opens), ended.is_none());
+        assert_eq!(world.closed.get(&other).copied(), ended, "open: {is_open}");
+        assert_eq!(world.accepted.contains_key(&other), is_open || ended.is_none());
     }
 }
 
