@@ -89,8 +89,9 @@ fn an_id_outlives_its_message_also_over_a_crash(transport: Transport) {
     let mut server = Server::with(&[("store.retention_messages", "1"), ("router.dedupe_ttl_ms", "6000")]);
     let mut alice = server.connect(transport, "alice");
     let first = json!({"type": "msg.send", "id": "first", "to": "bob", "body": 1});
-    let ack = alice.request(&first).expect_kind("msg.ack");
+    // Its time is counted from when it was stored, which is before it is acknowledged.
     let sent = Instant::now();
+    let ack = alice.request(&first).expect_kind("msg.ack");
     alice.tell("bob", 2);
     until_first(&mut alice, "d:alice:bob", 2);
     assert_eq!(alice.request(&first).json, ack.json);
